@@ -1,0 +1,41 @@
+"""Who asks: the container a request is about. Light module; it knows nothing of how a backend learnt it."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Literal
+
+    Origin = Literal["kubernetes", "local"]
+
+
+class ContainerRequest:
+    """One container about to be created, as a backend saw it. All strings are hostile.
+
+    namespace, pod, container: names, ``""`` where the runtime did not say.
+    annotations: the pod's annotations (a local container's own, where there is no pod).
+    origin: ``kubernetes`` for everything over NRI or CRI, ``local`` for Podman, Docker and bare runtimes.
+        Fixed by the backend and its installation, never inferred from annotations: whoever writes the
+        annotations must not choose which rules apply to them.
+    """
+
+    __slots__ = ("annotations", "container", "namespace", "origin", "pod")
+
+    def __init__(
+        self,
+        annotations: Mapping[str, str],
+        *,
+        namespace: str = "",
+        pod: str = "",
+        container: str = "",
+        origin: Origin = "kubernetes",
+    ) -> None:
+        self.annotations = annotations
+        self.namespace = namespace
+        self.pod = pod
+        self.container = container
+        self.origin = origin
+
+    def __repr__(self) -> str:
+        return f"ContainerRequest({self.origin} {self.namespace}/{self.pod}/{self.container})"
