@@ -1,0 +1,134 @@
+"""Frames of the NRI multiplexer: several logical connections over one socket (contracts/nri-protocol.md §2).
+
+No I/O: bytes in, frames out, and the other way round. It knows nothing of what the frames carry, except
+that the Go reader at the other end reads ttrpc messages and that this decides where frames may be cut.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from cdi_courier.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PLUGIN_CONN: Final = 1
+"""Logical connection of the Plugin service: the runtime asks, the plugin answers (§2.2)."""
+
+RUNTIME_CONN: Final = 2
+"""Logical connection of the Runtime service: the plugin asks, the runtime answers (§2.2)."""
+
+SINGLE_FRAME_LIMIT: Final = 4096
+"""Largest message that may travel as one frame: the buffer of ttrpc's reader in Go (§2.4)."""
+
+SANITY_LIMIT: Final = 64 * 1024 * 1024
+"""Largest frame or message accepted. Go has none; NRI before 0.7 sends up to 16 MiB (§2.3, §5.1)."""
+
+_FRAME = Struct(">II")  # conn_id, payload_length (§2.1)
+
+
+class RecordReader:
+    """Cuts a byte stream into records: a fixed header that tells the length of the rest, and the rest.
+
+    Both layers of the protocol are of this kind. What arrives whole is cut out of the piece it came in. A
+    record that does not is gathered, and copied once more when its last piece is there.
+    """
+
+    __slots__ = ("_body", "_head", "_header", "_missing", "_size", "_unpack")
+
+    def __init__(self, header: Struct) -> None:
+        self._unpack: Callable[[bytes, int], tuple[int, ...]] = header.unpack_from
+        self._size = header.size
+        # Either the beginning of a header, or a header, what came after it, and how many bytes have not.
+        self._head = b""
+        self._header: tuple[int, ...] = ()
+        self._body = bytearray()
+        self._missing = 0
+
+    @property
+    def partial(self) -> bool:
+        """Whether a record has begun and is not complete."""
+        return bool(self._missing or self._head)
+
+    def receive(self, data: bytes) -> list[tuple[tuple[int, ...], bytes]]:
+        """Take the next piece of the stream; return the records it completes as (header fields, rest).
+
+        Raises what `_length` raises, as soon as the offending header is complete.
+        """
+        records: list[tuple[tuple[int, ...], bytes]] = []
+        size, offset = self._size, 0
+        if self._missing:
+            if len(data) < self._missing:
+                self._body += data
+                self._missing -= len(data)
+                return records
+            offset, self._missing = self._missing, 0
+            # Data whose header travelled alone is not copied at all.
+            last = data[:offset]
+            records.append((self._header, b"".join((self._body, last)) if self._body else last))
+            self._body = bytearray()
+        elif self._head:
+            data = self._head + data
+        end = len(data)
+        while end - offset >= size:
+            header = self._unpack(data, offset)
+            start = offset + size
+            stop = start + self._length(header)
+            if stop > end:
+                self._header, self._missing = header, stop - end
+                self._body += data[start:]
+                offset = end
+                break
+            records.append((header, data[start:stop]))
+            offset = stop
+        self._head = data[offset:]
+        return records
+
+    def _length(self, header: tuple[int, ...]) -> int:
+        """Length in bytes of what follows `header`. Raises ProtocolError if there can be no such header."""
+        raise NotImplementedError
+
+
+class FrameReader(RecordReader):
+    """Frames out of a socket's bytes: ((conn_id, length), payload).
+
+    Frames of ids that nobody opened are returned too; dropping them silently is the caller's part (§2.2).
+    Until the first header that NRI can have sent, anything else means that the socket is not NRI's.
+    """
+
+    __slots__ = ("_recognised",)
+
+    def __init__(self) -> None:
+        super().__init__(_FRAME)
+        self._recognised = False
+
+    def _length(self, header: tuple[int, ...]) -> int:
+        conn, length = header
+        if not self._recognised:
+            if conn not in (PLUGIN_CONN, RUNTIME_CONN) or length > SANITY_LIMIT:
+                raise ProtocolError(
+                    "NRI006",
+                    f"this does not look like an NRI socket: it begins with {_FRAME.pack(conn, length)!r}",
+                    "check that nri.sockets names the runtime's NRI socket and not its CRI or API socket",
+                )
+            self._recognised = True
+        if length > SANITY_LIMIT:
+            raise ProtocolError(
+                "NRI007", f"the runtime announces a frame of {length} bytes", "restart the runtime"
+            )
+        return length
+
+
+def frames(conn: int, header: bytes, data: bytes) -> bytes:
+    """Build the frames that carry one ttrpc message, given as its 10-byte header and its data.
+
+    One frame where the Go reader's buffer holds the message; else exactly two, the header and the data.
+    Any other cut of a larger message kills the connection without a word, or fills the receiver's queue
+    of 256 frames (§2.3, §2.4).
+    """
+    length = len(header) + len(data)
+    if length <= SINGLE_FRAME_LIMIT:
+        return _FRAME.pack(conn, length) + header + data
+    return b"".join((_FRAME.pack(conn, len(header)), header, _FRAME.pack(conn, len(data)), data))

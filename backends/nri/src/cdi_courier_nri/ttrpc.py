@@ -1,0 +1,197 @@
+"""The ttrpc messages of both logical connections of a trunk (contracts/nri-protocol.md §3).
+
+No I/O. It knows streams, envelopes and their limits; which services and methods there are it does not.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final
+
+from cdi_courier.errors import ProtocolError, printable
+
+from . import messages
+from .mux import PLUGIN_CONN, RUNTIME_CONN, SANITY_LIMIT, FrameReader, RecordReader, frames
+
+MAX_DATA: Final = 4_194_304
+"""Largest data of a message that Go's ttrpc takes (§3.5). More kills the connection, so it is never sent."""
+
+MAX_TEXT: Final = 4096
+"""Characters of a status' text. It ends up in a gRPC trailer and a pod's event: no place for books."""
+
+# Status codes (§3.4).
+UNKNOWN: Final = 2
+INVALID_ARGUMENT: Final = 3
+DEADLINE_EXCEEDED: Final = 4
+NOT_FOUND: Final = 5
+PERMISSION_DENIED: Final = 7
+RESOURCE_EXHAUSTED: Final = 8
+FAILED_PRECONDITION: Final = 9
+UNIMPLEMENTED: Final = 12
+INTERNAL: Final = 13
+
+_REQUEST: Final = 1
+_RESPONSE: Final = 2
+_HEADER = Struct(">IIBB")  # data_length, stream_id, type, flags (§3.1)
+
+
+class Request:
+    """A request of the runtime. timeout_nano: nanoseconds it had left when sent, 0 for no limit."""
+
+    __slots__ = ("method", "payload", "service", "stream", "timeout_nano")
+
+    def __init__(self, stream: int, service: str, method: str, payload: bytes, timeout_nano: int) -> None:
+        self.stream = stream
+        self.service = service
+        self.method = method
+        self.payload = payload
+        self.timeout_nano = timeout_nano
+
+
+class Response:
+    """The runtime's response to a request of ours. code: 0 for success, else message says why not."""
+
+    __slots__ = ("code", "message", "payload", "stream")
+
+    def __init__(self, stream: int, code: int, message: str, payload: bytes) -> None:
+        self.stream = stream
+        self.code = code
+        self.message = message
+        self.payload = payload
+
+
+class _MessageReader(RecordReader):
+    """Messages out of one logical connection's bytes: ((data_length, stream, type, flags), data)."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(_HEADER)
+
+    def _length(self, header: tuple[int, ...]) -> int:
+        length = header[0]
+        if length > SANITY_LIMIT:
+            raise ProtocolError(
+                "NRI007", f"the runtime announces a message of {length} bytes", "restart the runtime"
+            )
+        return length
+
+
+class Trunk:
+    """Both logical connections over one socket: we serve the first and call over the second.
+
+    Guards the rules of stream ids (§3.2): each request has a new odd id, each has exactly one response.
+    What is to be sent gathers until `outgoing` is called.
+    """
+
+    __slots__ = ("_frames", "_last_request", "_next_call", "_open", "_out", "_readers")
+
+    def __init__(self) -> None:
+        self._frames = FrameReader()
+        self._readers = {PLUGIN_CONN: _MessageReader(), RUNTIME_CONN: _MessageReader()}
+        self._open: set[int] = set()
+        self._last_request = -1
+        self._next_call = 1
+        self._out: list[bytes] = []
+
+    @property
+    def partial(self) -> bool:
+        """Whether a message has begun to arrive and is not complete."""
+        return self._frames.partial or any(reader.partial for reader in self._readers.values())
+
+    def receive(self, data: bytes) -> list[Request | Response]:
+        """Take the next bytes of the socket; return the messages they complete, in order of arrival.
+
+        Raises ProtocolError where the bytes cannot be NRI's; messages that came before in `data` are then
+        lost with the connection.
+        """
+        received: list[Request | Response] = []
+        for (conn, _), payload in self._frames.receive(data):
+            reader = self._readers.get(conn)
+            if reader is None:
+                continue
+            for (_, stream, kind, _), body in reader.receive(payload):
+                if kind == _REQUEST and conn == PLUGIN_CONN:
+                    if request := self._request(stream, body):
+                        received.append(request)
+                elif kind == _RESPONSE and conn == RUNTIME_CONN:
+                    received.append(_response(stream, body))
+                # Unknown types are ignored (§3.1); so is a known one on the connection where it has no sense.
+        return received
+
+    def outgoing(self) -> bytes:
+        """Hand out, once, what must be written to the socket now."""
+        out = self._out
+        if not out:
+            return b""
+        data = out[0] if len(out) == 1 else b"".join(out)
+        out.clear()
+        return data
+
+    def call(self, service: str, method: str, payload: bytes, timeout_nano: int) -> int:
+        """Send a request; return its stream id, which the response will carry."""
+        stream = self._next_call
+        self._next_call += 2
+        request = messages.Request(service=service, method=method, payload=payload, timeout_nano=timeout_nano)
+        self._send(RUNTIME_CONN, stream, _REQUEST, request.SerializeToString())
+        return stream
+
+    def respond(self, stream: int, payload: bytes) -> bool:
+        """Answer a request with success. False if `payload` was too large and an error was sent instead.
+
+        Raises LookupError if the request does not exist or has been answered.
+        """
+        data = messages.Response(payload=payload).SerializeToString()
+        if len(data) > MAX_DATA:
+            self.fail(
+                stream,
+                RESOURCE_EXHAUSTED,
+                f"NRI014: the answer has {len(data)} bytes, NRI carries {MAX_DATA}",
+            )
+            return False
+        self._open.remove(stream)
+        self._send(PLUGIN_CONN, stream, _RESPONSE, data)
+        return True
+
+    def fail(self, stream: int, code: int, message: str) -> None:
+        """Answer a request with an error status. Raises LookupError as `respond` does."""
+        self._open.remove(stream)
+        self._send(PLUGIN_CONN, stream, _RESPONSE, _status(code, message))
+
+    def _request(self, stream: int, body: bytes) -> Request | None:
+        if stream <= self._last_request or not stream & 1:
+            # Go's server answers so too. Nothing is owed for the id itself: its first request may be open.
+            self._send(
+                PLUGIN_CONN,
+                stream,
+                _RESPONSE,
+                _status(INVALID_ARGUMENT, f"stream id {stream} is not new and odd"),
+            )
+            return None
+        self._last_request = stream
+        self._open.add(stream)
+        try:
+            request = messages.Request.FromString(body)
+            return Request(stream, request.service, request.method, request.payload, request.timeout_nano)
+        except Exception as error:  # noqa: BLE001 - see messages.decode, which would cost a call here
+            self.fail(stream, INVALID_ARGUMENT, f"undecodable request: {error}")
+            return None
+
+    def _send(self, conn: int, stream: int, kind: int, data: bytes) -> None:
+        self._out.append(frames(conn, _HEADER.pack(len(data), stream, kind, 0), data))
+
+
+def _response(stream: int, body: bytes) -> Response:
+    try:
+        response = messages.decode(messages.Response, body)
+    except messages.Undecodable as error:
+        raise ProtocolError("NRI016", f"what the runtime sent is {error}") from error
+    return Response(stream, response.status.code, response.status.message, response.payload)
+
+
+def _status(code: int, message: str) -> bytes:
+    text = printable(message)
+    if len(text) > MAX_TEXT:
+        text = text[: MAX_TEXT - 1] + "…"
+    data: bytes = messages.Response(status=messages.Status(code=code, message=text)).SerializeToString()
+    return data

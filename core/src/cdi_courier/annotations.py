@@ -1,0 +1,144 @@
+"""Annotation dialects: from a pod's annotations to the device names it asks for.
+
+Light module. It knows keys and values; it does not know whether a device exists or who may have it.
+Source of the key forms: contracts nri-protocol.md sections 14 and 17.
+"""
+
+from __future__ import annotations
+
+from cdi_courier.errors import AnnotationError, quoted
+from cdi_courier.names import invalid_qualified
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    # One domain of one dialect: key prefixes with "does the container's name follow?", and the parser.
+    KeyFamily = tuple[tuple[tuple[str, bool], ...], Callable[[str], list[str]]]
+
+_BLANKS = " \t\r\n"
+_CONTAINER = "{container}"
+
+
+class Dialect:
+    """How one family of annotations is written; pure data, so that a plugin can supply one.
+
+    name: what ``[annotations] dialects`` calls it.
+    keys: key forms, the first one present wins; ``{domain}`` is replaced by the domain, ``{container}``
+        (only at the end) by the container's name. A form that names the container is not looked at
+        while the runtime does not tell the name.
+    parse: annotation value → names, in order; raises `AnnotationError` for a value that does not parse.
+        A blank value never reaches it: it is present and asks for nothing.
+    domains: the domains it applies to; None means those of ``[annotations] domains``.
+    """
+
+    __slots__ = ("domains", "keys", "name", "parse")
+
+    def __init__(
+        self,
+        name: str,
+        keys: Sequence[str],
+        parse: Callable[[str], list[str]],
+        domains: Sequence[str] | None = None,
+    ) -> None:
+        self.name = name
+        self.keys = tuple(keys)
+        self.parse = parse
+        self.domains = None if domains is None else tuple(domains)
+
+
+def comma_list(value: str) -> list[str]:
+    """``"a/b=c, d/e=f"`` → names without the blanks around them; an empty item is an error (``ANN002``)."""
+    items = [item.strip(_BLANKS) for item in value.split(",")]
+    if "" in items:
+        raise AnnotationError(
+            "ANN002",
+            f"item {items.index('') + 1} of the list {quoted(value)} is empty",
+            "remove the superfluous comma",
+        )
+    return items
+
+
+NVIDIA = Dialect("nvidia", ("{domain}/container.{container}", "{domain}/pod", "{domain}"), comma_list)
+
+
+def compile_keys(dialects: Iterable[Dialect], domains: Sequence[str]) -> tuple[KeyFamily, ...]:
+    """What `requested_devices` looks up: one family a domain, all domains of a dialect before the next."""
+    families: list[KeyFamily] = []
+    for dialect in dialects:
+        for domain in domains if dialect.domains is None else dialect.domains:
+            forms = []
+            for key in dialect.keys:
+                prefix = key.replace("{domain}", domain)
+                scoped = prefix.endswith(_CONTAINER)
+                forms.append((prefix.removesuffix(_CONTAINER), scoped))
+            families.append((tuple(forms), dialect.parse))
+    return tuple(families)
+
+
+def requested_devices(
+    annotations: Mapping[str, str],
+    container: str,
+    families: Iterable[KeyFamily],
+    *,
+    max_names: int = 64,
+    max_length: int = 4096,
+) -> dict[str, str]:
+    """The qualified names asked for, in order and without duplicates, each with the key that asks for it.
+
+    Within a family the first key present decides, even if its value is blank; families are concatenated.
+    Raises `AnnotationError`: ``ANN001`` not a qualified name, ``ANN002`` empty item, ``ANN003`` value longer
+    than `max_length` bytes, ``ANN004`` more than `max_names` names.
+    """
+    requested: dict[str, str] = {}
+    for forms, parse in families:
+        for prefix, scoped in forms:
+            if scoped:
+                if not container:
+                    continue
+                key = prefix + container
+            else:
+                key = prefix
+            value = annotations.get(key)
+            if value is None:
+                continue
+            for name in _names(key, value, parse, max_length):
+                requested.setdefault(name, key)
+            break
+    if len(requested) > max_names:
+        keys = ", ".join(quoted(key) for key in dict.fromkeys(requested.values()))
+        raise AnnotationError(
+            "ANN004",
+            f"annotation {keys} asks for {len(requested)} devices, more than {max_names}",
+            "ask for fewer devices or raise [annotations] max_names",
+        )
+    return requested
+
+
+def _names(key: str, value: str, parse: Callable[[str], list[str]], max_length: int) -> list[str]:
+    # A character is at least one byte: the encoder sees only what could still fit.
+    if len(value) > max_length or len(value.encode("utf-8", "surrogatepass")) > max_length:
+        raise AnnotationError(
+            "ANN003",
+            f"annotation {quoted(key)} is longer than {max_length} bytes",
+            "ask for fewer devices or raise [annotations] max_length",
+            annotation=key,
+        )
+    if not value.strip(_BLANKS):
+        return []
+    try:
+        names = parse(value)
+    except AnnotationError as error:
+        raise AnnotationError(
+            error.code, f"annotation {quoted(key)}: {error.message}", error.hint, annotation=key
+        ) from None
+    for name in names:
+        reason = invalid_qualified(name)
+        if reason is not None:
+            raise AnnotationError(
+                "ANN001",
+                f"annotation {quoted(key)}: {quoted(name)} is not a qualified CDI device name: {reason}",
+                "write VENDOR/CLASS=NAME, several separated by commas",
+                annotation=key,
+            )
+    return names

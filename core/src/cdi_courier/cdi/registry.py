@@ -1,0 +1,351 @@
+"""The spec directories on disk, rescanned when they have changed. Source: contracts cdi.md section 1.
+
+No inotify: before an answer the identity of directories and files (`_Identity`) is compared with what was
+read, a few `stat` calls. It knows files, owners and order; what a file says is `decode`'s and `validate`'s,
+what follows from all of them is `snapshot`'s.
+
+Two rules keep an answer from being stale:
+- What is remembered is the identity of what was *read*, taken from the open file before reading. A file
+  that changes meanwhile, or a directory that gains one, differs from it at the next look.
+- The kernel's time stamps tick every 1 to 10 ms, and two writes within a tick look the same. A file that
+  was changed just before it was read is therefore read again until it has rested for `_REST_NS`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+import time
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Final, Literal
+
+from attrs import define, field, frozen
+
+from cdi_courier.cdi import trust as _trust
+from cdi_courier.cdi.model import Spec
+from cdi_courier.cdi.snapshot import DeviceEntry, Resolution, Snapshot, SpecFile
+from cdi_courier.cdi.validate import load_spec
+from cdi_courier.errors import CdiError, quoted
+
+__all__ = ["DEFAULT_DIRS", "DeviceEntry", "Registry", "Resolution", "Snapshot", "SpecFile"]
+
+DEFAULT_DIRS: Final = ("/etc/cdi", "/var/run/cdi")
+DEFAULT_MAX_FILE_SIZE: Final = 2 * 1024 * 1024
+
+_EXTENSIONS: Final = (".json", ".yaml")
+# Longer than the longest tick of a kernel (10 ms at 100 Hz); time stamps never run ahead of the clock by
+# more than a file server's clock does, which the second figure allows for.
+_REST_NS: Final = 30_000_000
+_AHEAD_NS: Final = 2_000_000_000
+# What cannot be opened today can be tomorrow without the file having changed; only these cannot.
+_LASTING: Final = frozenset({errno.EACCES, errno.EPERM})
+
+Trust = Literal["root-owned", "any"]
+# What tells two states of a file apart, or the errno of looking at it.
+_FileIdentity = tuple[int, ...]
+# Of a directory: itself, or an errno, and its spec files by name. None: there is no such directory.
+_DirIdentity = tuple[tuple[int, ...], tuple[tuple[str, _FileIdentity], ...]] | None
+_Identity = tuple[_DirIdentity, ...]
+
+
+@frozen
+class _Parsed:
+    """A file as read: its spec or its error, and what it was like then."""
+
+    identity: _FileIdentity
+    rested: bool
+    spec: Spec | None
+    error: CdiError | None
+
+
+@define
+class _Scan:
+    """What a scan has gathered so far."""
+
+    parsed: dict[str, _Parsed] = field(factory=dict)
+    found: list[str] = field(factory=list)
+    specs: list[SpecFile] = field(factory=list)
+    errors: dict[str, list[CdiError]] = field(factory=dict)
+    dir_errors: dict[str, CdiError] = field(factory=dict)
+    blocked: dict[str, CdiError] = field(factory=dict)
+    rested: bool = True
+
+
+class Registry:
+    """The devices that spec files in `dirs` define, always as the files are now.
+
+    dirs: ascending priority; one that does not exist is skipped.
+    trust: ``root-owned`` or ``any``, whose files count.
+    max_file_size: bytes; a larger file is an error.
+
+    Safe to share between threads: `changed` never waits, `snapshot` waits for a scan in progress.
+    """
+
+    def __init__(
+        self,
+        dirs: Sequence[str] = DEFAULT_DIRS,
+        *,
+        trust: Trust = "root-owned",
+        max_file_size: int = DEFAULT_MAX_FILE_SIZE,
+    ) -> None:
+        self.dirs = tuple(_clean(path) for path in dirs)
+        self._owners = _trust.acceptable_owners() if trust == "root-owned" else None
+        self._max_file_size = max_file_size
+        self._parsed: dict[str, _Parsed] = {}
+        # Identity and snapshot in one attribute: a reader sees both or neither. None: look again.
+        self._last: tuple[_Identity, Snapshot] | None = None
+        self._lock = threading.Lock()
+
+    def changed(self) -> bool:
+        """Whether `snapshot` would have to read files again. A few stat calls."""
+        return self._current() is None
+
+    def snapshot(self) -> Snapshot:
+        """Return what the directories define now. Never raises for what is in them: see its errors."""
+        current = self._current()
+        if current is None:
+            with self._lock:
+                current = self._current() or self._rescan()
+        return current
+
+    def _current(self) -> Snapshot | None:
+        last = self._last
+        if last is None:
+            return None
+        identity, snapshot = last
+        return snapshot if tuple(_look_at_directory(path) for path in self.dirs) == identity else None
+
+    def _rescan(self) -> Snapshot:
+        scan = _Scan()
+        identity = tuple(self._scan_directory(scan, priority) for priority in range(len(self.dirs)))
+        snapshot = _conclude(scan, self.dirs)
+        self._parsed = scan.parsed
+        self._last = (identity, snapshot) if scan.rested else None
+        return snapshot
+
+    def _scan_directory(self, scan: _Scan, priority: int) -> _DirIdentity:
+        directory = self.dirs[priority]
+        try:
+            found = os.stat(directory)
+            names = _spec_names(directory)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            scan.dir_errors[directory] = CdiError(
+                "CDI009",
+                f"spec directory {quoted(directory)} cannot be read: {error.strerror}",
+                "devices that are defined there are unknown until it can",
+                file=directory,
+            )
+            return (error.errno or 0,), ()
+        scan.found.append(directory)
+        distrusted = (
+            ""
+            if self._owners is None
+            else _trust.distrust_directory(found.st_uid, found.st_mode, self._owners)
+        )
+        files = []
+        for name in names:
+            path = os.path.join(directory, name)
+            files.append((name, self._scan_file(scan, path, priority, distrusted)))
+        return _directory_identity(found), tuple(files)
+
+    def _scan_file(self, scan: _Scan, path: str, priority: int, distrusted: str) -> _FileIdentity:
+        try:
+            found = os.stat(path)
+        except OSError as error:
+            scan.errors[path] = [_unreadable(path, error.strerror or "")]
+            return (error.errno or 0,)
+        if stat.S_ISDIR(found.st_mode) and not os.path.islink(path):
+            return _file_identity(found)
+        parsed = scan.parsed.get(path) or self._parsed.get(path)
+        if parsed is None or not parsed.rested or parsed.identity != _file_identity(found):
+            parsed = self._parse(path, found)
+        scan.parsed[path] = parsed
+        scan.rested = scan.rested and parsed.rested
+        if parsed.error is not None:
+            scan.errors[path] = [parsed.error]
+        elif parsed.spec is not None:
+            reason = distrusted or self._distrust(path, parsed.identity)
+            if reason:
+                untrusted = _untrusted(path, reason, parsed.spec)
+                scan.errors[path] = [untrusted]
+                for device in parsed.spec.devices:
+                    scan.blocked.setdefault(f"{parsed.spec.kind}={device.name}", untrusted)
+            else:
+                scan.specs.append(SpecFile(path, priority, parsed.spec))
+        return parsed.identity
+
+    def _distrust(self, path: str, identity: _FileIdentity) -> str:
+        """Return why the file is not trusted; empty if it is. A link's own owner counts as well."""
+        if self._owners is None:
+            return ""
+        uid, gid, mode = identity[_OWNER]
+        reason = _trust.distrust(uid, gid, mode, self._owners)
+        if not reason:
+            try:
+                link = os.lstat(path)
+            except OSError:
+                return "it vanished while it was looked at"
+            if stat.S_ISLNK(link.st_mode) and link.st_uid not in self._owners:
+                reason = f"it is a symbolic link that belongs to uid {link.st_uid}, not to root"
+        return reason
+
+    def _parse(self, path: str, found: os.stat_result) -> _Parsed:
+        """Read a file. Anything but a regular file is refused before it is opened: opening can act."""
+        now = time.time_ns()
+        identity = _file_identity(found)
+        if not stat.S_ISREG(found.st_mode):
+            error = _unreadable(path, "it is not a regular file")
+            return _Parsed(identity, rested=True, spec=None, error=error)
+        try:
+            found, data = _read(path, self._max_file_size)
+        except OSError as error:
+            lasting = error.errno in _LASTING
+            return _Parsed(identity, lasting, None, _unreadable(path, error.strerror or ""))
+        identity = _file_identity(found)
+        rested = not now - _REST_NS <= found.st_ctime_ns <= now + _AHEAD_NS
+        if data is None:
+            limit = f"it is larger than {self._max_file_size} bytes, or not a regular file"
+            return _Parsed(identity, rested, None, _unreadable(path, limit))
+        try:
+            return _Parsed(identity, rested, load_spec(data, path), None)
+        except CdiError as error:
+            return _Parsed(identity, rested, None, error)
+
+
+def _conclude(scan: _Scan, dirs: tuple[str, ...]) -> Snapshot:
+    """Decide which definition of each device is in force: contracts cdi.md section 1.2."""
+    devices: dict[str, tuple[int, DeviceEntry]] = {}
+    conflicts: dict[str, list[str]] = {}
+    for file in scan.specs:
+        for device in file.spec.devices:
+            name = f"{file.spec.kind}={device.name}"
+            priority, other = devices.get(name, (-1, None))
+            if other is None or file.priority > priority:
+                devices[name] = file.priority, DeviceEntry(file.path, device, file.spec)
+                continue
+            error = _conflict(name, file.path, other.path)
+            for path in (file.path, other.path):
+                scan.errors.setdefault(path, []).append(error)
+            paths = conflicts.setdefault(name, [])
+            paths += [path for path in (other.path, file.path) if path not in paths]
+    # A conflict stays one even where a directory of higher priority defines the device once. That is the
+    # runtimes' behaviour, and a device that one resolves and the other does not would be worse.
+    usable = {
+        name: entry
+        for name, (_, entry) in devices.items()
+        if name not in conflicts and name not in scan.blocked
+    }
+    return Snapshot(
+        dirs=dirs,
+        found=tuple(scan.found),
+        specs=tuple(scan.specs),
+        devices=MappingProxyType(usable),
+        errors=MappingProxyType({path: tuple(errors) for path, errors in scan.errors.items()}),
+        dir_errors=MappingProxyType(scan.dir_errors),
+        conflicts=MappingProxyType({name: tuple(paths) for name, paths in conflicts.items()}),
+        blocked=MappingProxyType(scan.blocked),
+    )
+
+
+def _look_at_directory(directory: str) -> _DirIdentity:
+    """Return what `Registry._scan_directory` would return, without reading a file."""
+    try:
+        found = os.stat(directory)
+        names = _spec_names(directory)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return (error.errno or 0,), ()
+    prefix = directory if directory.endswith("/") else directory + "/"
+    return _directory_identity(found), tuple([(name, _look_at_file(prefix + name)) for name in names])
+
+
+def _look_at_file(path: str) -> _FileIdentity:
+    try:
+        return _file_identity(os.stat(path))
+    except OSError as error:
+        return (error.errno or 0,)
+
+
+def _file_identity(found: os.stat_result) -> _FileIdentity:
+    return (
+        found.st_dev,
+        found.st_ino,
+        found.st_size,
+        found.st_mtime_ns,
+        found.st_ctime_ns,
+        found.st_uid,
+        found.st_gid,
+        found.st_mode,
+    )
+
+
+_OWNER: Final = slice(5, 8)  # uid, gid and mode of a file's identity
+
+
+def _directory_identity(found: os.stat_result) -> tuple[int, ...]:
+    # No time stamps: its spec files are compared one by one, others do not matter.
+    return found.st_dev, found.st_ino, found.st_uid, found.st_mode
+
+
+def _spec_names(directory: str) -> list[str]:
+    """Return the names of spec files in a directory, bytewise sorted; ``.json`` itself is one."""
+    names = [name for name in os.listdir(directory) if name.endswith(_EXTENSIONS)]
+    # The order of code points is that of UTF-8's bytes, except for bytes that are no UTF-8.
+    names.sort(key=None if all(map(str.isascii, names)) else os.fsencode)
+    return names
+
+
+def _read(path: str, limit: int) -> tuple[os.stat_result, bytes | None]:
+    """Return what a file is and holds; None if it is too large, or no regular file any more."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > limit:
+            return found, None
+        data = b""
+        while len(data) <= limit and (part := os.read(descriptor, limit + 1 - len(data))):
+            data += part
+        return found, data if len(data) <= limit else None
+    finally:
+        os.close(descriptor)
+
+
+def _clean(path: str) -> str:
+    """Clean a path lexically as Go does: no leading double slash, and nothing is the current directory."""
+    clean = os.path.normpath(path)
+    return clean[1:] if clean.startswith("//") else clean
+
+
+def _unreadable(path: str, reason: str) -> CdiError:
+    return CdiError(
+        "CDI002",
+        f"spec file {quoted(path)} cannot be read: {reason}",
+        "a spec is a regular file that this process may read, of at most [cdi] max_file_size bytes",
+        file=path,
+    )
+
+
+def _untrusted(path: str, reason: str, spec: Spec) -> CdiError:
+    return CdiError(
+        "CDI007",
+        f"spec file {quoted(path)} is not trusted: {reason}",
+        'runtimes would use it, so its devices are refused: chown root, chmod go-w, or [cdi] trust = "any"',
+        file=path,
+        kind=spec.kind,
+    )
+
+
+def _conflict(name: str, new: str, stored: str) -> CdiError:
+    return CdiError(
+        "CDI008",
+        f"device {quoted(name)} is defined both in {quoted(new)} and in {quoted(stored)}",
+        "within one directory a device may be defined once; delete or rename one of the files",
+        device=name,
+        file=new,
+    )

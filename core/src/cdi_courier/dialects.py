@@ -1,0 +1,47 @@
+"""The dialects that come with cdi-courier, offered through the same hook as a plugin's.
+
+``device-injector`` is the ``cdi-devices`` family of the NRI sample plugin of that name: a YAML list, keys of
+two generations tried in turn (contracts nri-protocol.md section 17.1).
+"""
+
+from __future__ import annotations
+
+import yaml
+
+from cdi_courier.annotations import NVIDIA, Dialect
+from cdi_courier.errors import AnnotationError, quoted
+from cdi_courier.hookspecs import hookimpl
+
+_OLD = "cdi-devices.nri.io"
+_FORMS = ("/container.{container}", "/pod", "")
+
+
+@hookimpl
+def cdi_courier_dialects() -> tuple[Dialect, ...]:
+    """Both built-in dialects."""
+    return (NVIDIA, DEVICE_INJECTOR)
+
+
+def yaml_list(value: str) -> list[str]:
+    """A YAML or JSON list of names; ``null`` and ``[]`` ask for nothing; anything else is ``ANN005``."""
+    try:
+        # Like the plugin it is compatible with, only the first document counts.
+        document = next(yaml.load_all(value, Loader=yaml.CBaseLoader), None)
+    except (yaml.YAMLError, RecursionError) as error:
+        problem = getattr(error, "problem", None) or "nested too deeply"
+        raise AnnotationError("ANN005", f"{quoted(value)} is not YAML: {problem}", _HINT) from None
+    if document in ("", "~", "null", "Null", "NULL", None):
+        return []
+    if not isinstance(document, list) or not all(isinstance(item, str) for item in document):
+        raise AnnotationError("ANN005", f"{quoted(value)} is not a list of strings", _HINT)
+    return document
+
+
+_HINT = 'write a YAML list, for example ["vendor.com/class=name"]'
+
+DEVICE_INJECTOR = Dialect(
+    "device-injector",
+    tuple(domain + form for form in _FORMS for domain in ("{domain}", _OLD)),
+    yaml_list,
+    domains=("cdi-devices.noderesource.dev",),
+)

@@ -1,0 +1,156 @@
+"""Who may have what. Light module; it knows nothing of spec files or of how a device gets anywhere.
+
+Rules are tried in order and the first match decides, name by name. Names are judged after parsing, part by
+part: a pattern never spans the ``/`` or the ``=``.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+from cdi_courier.errors import PolicyDenied, quoted
+from cdi_courier.names import split_device
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import Literal
+
+    from cdi_courier.request import ContainerRequest
+
+    Action = Literal["allow", "deny"]
+
+ANY = ("*",)
+
+
+class Rule:
+    """One rule; a list of patterns matches if any of them does.
+
+    action: ``allow`` or ``deny``.
+    namespaces, pods, containers: shell patterns (``*``, ``?``, ``[..]``), case-sensitive.
+    devices: ``*`` or ``VENDOR/CLASS=NAME``, each part a pattern of its own.
+    source: for a person, e.g. ``rule 2 of /etc/cdi-courier/conf.d/50-gpu.toml``.
+    """
+
+    __slots__ = ("action", "containers", "devices", "namespaces", "pods", "source")
+
+    def __init__(
+        self,
+        action: Action,
+        *,
+        namespaces: Sequence[str] = ANY,
+        pods: Sequence[str] = ANY,
+        containers: Sequence[str] = ANY,
+        devices: Sequence[str] = ANY,
+        source: str = "a rule",
+    ) -> None:
+        self.action = action
+        self.namespaces = tuple(namespaces)
+        self.pods = tuple(pods)
+        self.containers = tuple(containers)
+        self.devices = tuple(("*", "*", "*") if d == "*" else split_device(d) for d in devices)
+        self.source = source
+
+    def asks(self, request: ContainerRequest) -> bool:
+        """Does the rule speak of whoever asks?"""
+        return (
+            _matches(request.namespace, self.namespaces)
+            and _matches(request.pod, self.pods)
+            and _matches(request.container, self.containers)
+        )
+
+    def covers(self, device: str) -> bool:
+        """Does the rule speak of this qualified device name?"""
+        vendor, class_, name = split_device(device)
+        return any(
+            fnmatchcase(vendor, v) and fnmatchcase(class_, c) and fnmatchcase(name, n)
+            for v, c, n in self.devices
+        )
+
+
+# The last rule, always present: the namespaces in which the GPU operator's own pods and node agents live.
+BUILT_IN = Rule(
+    "allow", namespaces=("kube-system", "gpu-operator", "nvidia-gpu-operator"), source="the built-in rule"
+)
+
+
+class Policy:
+    """The rules in force: `rules` first, then the built-in one, then `default`; `local` for the rest.
+
+    default: what happens to a Kubernetes container that no rule matches.
+    local: what happens to a container that is not Kubernetes'; rules do not apply to those.
+    """
+
+    __slots__ = ("default", "local", "rules")
+
+    def __init__(
+        self, rules: Iterable[Rule] = (), *, default: Action = "deny", local: Action = "allow"
+    ) -> None:
+        self.rules = (*rules, BUILT_IN)
+        self.default = default
+        self.local = local
+
+
+def judge(policy: Policy, request: ContainerRequest, device: str) -> tuple[bool, str]:
+    """Whether `request` may have the qualified name `device`, and which rule says so, for a person."""
+    if request.origin != "kubernetes":
+        return policy.local == "allow", f'[policy] local = "{policy.local}"'
+    if not request.namespace:
+        return False, "the runtime told no namespace, and without one no rule can be applied"
+    for rule in policy.rules:
+        if rule.asks(request) and rule.covers(device):
+            return rule.action == "allow", rule.source
+    return policy.default == "allow", f'no rule matches, and [policy] default = "{policy.default}"'
+
+
+def require(policy: Policy, request: ContainerRequest, devices: Iterable[str]) -> None:
+    """Return if every device is allowed; else raise one `PolicyDenied` ``POL001`` naming all refused ones."""
+    refused: dict[str, list[str]] = {}
+    for device in devices:
+        allowed, why = judge(policy, request, device)
+        if not allowed:
+            refused.setdefault(why, []).append(device)
+    if not refused:
+        return
+    who = f"container {quoted(request.container)} of pod {quoted(request.namespace + '/' + request.pod)}"
+    if request.origin != "kubernetes":
+        who = f"local container {quoted(request.container)}"
+    what = "; ".join(f"{', '.join(map(quoted, names))} ({why})" for why, names in refused.items())
+    names = [name for group in refused.values() for name in group]
+    raise PolicyDenied(
+        "POL001",
+        f"{who} may not have {what}",
+        _cure(request, names),
+        namespace=request.namespace,
+        pod=request.pod,
+        container=request.container,
+        devices=",".join(names),
+    )
+
+
+def _cure(request: ContainerRequest, devices: Sequence[str]) -> str:
+    """The TOML that would allow it, to paste into a later file than those read so far."""
+    if request.origin != "kubernetes":
+        return 'to allow it, put this into the configuration:\n[policy]\nlocal = "allow"\n'
+    if not request.namespace:
+        return "a pod always has a namespace; report the runtime and its version"
+    return (
+        "to allow it, put this into a file in /etc/cdi-courier/conf.d that sorts last:\n"
+        "[[policy.rules]]\n"
+        'action = "allow"\n'
+        f"namespaces = {_toml_list([_literal(request.namespace)])}\n"
+        f"devices = {_toml_list(devices)}\n"
+    )
+
+
+def _matches(text: str, patterns: Sequence[str]) -> bool:
+    return any(pattern == "*" or fnmatchcase(text, pattern) for pattern in patterns)
+
+
+def _literal(text: str) -> str:
+    """A pattern that matches exactly `text`: a hostile namespace ``*`` must not become a wildcard."""
+    return "".join(f"[{c}]" if c in "*?[" else c for c in text)
+
+
+def _toml_list(items: Sequence[str]) -> str:
+    return "[" + ", ".join(quoted(item, len(item)) for item in items) + "]"
