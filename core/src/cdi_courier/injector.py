@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 from attrs import field, frozen
 
 from cdi_courier.annotations import Dialect, compile_keys, requested_devices
-from cdi_courier.cdi.registry import Registry, Snapshot
 from cdi_courier.errors import CdiError, CourierError, PolicyDenied
 from cdi_courier.policy import require
 
 if TYPE_CHECKING:
     from cdi_courier.cdi.model import ContainerEdits
+    from cdi_courier.cdi.registry import Registry
+    from cdi_courier.cdi.snapshot import Snapshot
     from cdi_courier.request import ContainerRequest
     from cdi_courier.settings import Settings
 

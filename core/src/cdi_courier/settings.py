@@ -85,7 +85,9 @@ def _log_target(_: object, __: object, value: str) -> None:
 
 # An annotation key has one slash at most and 63 characters behind it; the domain is what stands before.
 _domain = _matching(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", "a DNS name without a slash")
-_listen = _matching(r"|unix:/.+|(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}", '"", "HOST:PORT" or "unix:/path"')
+_listen = _matching(
+    r"|unix:/.+|(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}", '"", "HOST:PORT" or "unix:/path"'
+)
 
 
 def _key(default: Any, doc: str, *checks: _Check) -> Any:
@@ -189,9 +191,7 @@ class PolicySettings:
 class NriSettings:
     """``[nri]``: the NRI backend."""
 
-    sockets: tuple[str, ...] = _key(
-        ("/var/run/nri/nri.sock",), "one session each", _some, _each(_absolute)
-    )
+    sockets: tuple[str, ...] = _key(("/var/run/nri/nri.sock",), "one session each", _some, _each(_absolute))
     plugin_name: str = _key("cdi-courier", "", _matching(r"[A-Za-z0-9_.+-]+", "letters, digits, _ . + -"))
     plugin_index: str = _key("10", "", _matching(r"[0-9]{2}", 'two digits in quotes, such as "10"'))
     delivery: Literal["auto", "names", "edits"] = _key("auto", "what is sent to the runtime")
@@ -323,7 +323,9 @@ def _read(path: Path) -> str:
         return path.read_bytes().decode()
     except OSError as error:
         raise SettingsError(
-            "SET001", f"cannot read {path}: {error.strerror}", "create it, or name another with --config",
+            "SET001",
+            f"cannot read {path}: {error.strerror}",
+            "create it, or name another with --config",
             file=str(path),
         ) from None
     except UnicodeDecodeError as error:
@@ -347,7 +349,9 @@ class _File:
         try:
             document = tomllib.loads(self._text)
         except (tomllib.TOMLDecodeError, RecursionError) as error:
-            raise SettingsError("SET002", f"{self._path} is not TOML: {error}", file=str(self._path)) from None
+            raise SettingsError(
+                "SET002", f"{self._path} is not TOML: {error}", file=str(self._path)
+            ) from None
         result = {}
         for name, table in document.items():
             attribute = self._attribute(Settings, (name,), "table")
@@ -388,7 +392,9 @@ class _File:
         return tuple(rules)
 
     def _attribute(self, cls: type, path: _Path, what: str) -> attrs.Attribute[Any]:
-        known = {a.name: a for a in attrs.fields(cls) if not a.metadata.get("internal")}
+        known: dict[str, attrs.Attribute[Any]] = {
+            a.name: a for a in attrs.fields(cls) if not a.metadata.get("internal")
+        }
         attribute = known.get(str(path[-1]))
         if attribute is None:
             allowed = ", ".join(known)
@@ -415,7 +421,9 @@ class _File:
     def _error(self, code: str, path: _Path, problem: str) -> SettingsError:
         line = _line_of(self._text, path)
         key = ".".join(f"[{p + 1}]" if isinstance(p, int) else p for p in path).replace(".[", "[")
-        return SettingsError(code, f"{self._path}, line {line}, {key}: {problem}", file=str(self._path), key=key)
+        return SettingsError(
+            code, f"{self._path}, line {line}, {key}: {problem}", file=str(self._path), key=key
+        )
 
 
 def _line_of(text: str, path: _Path) -> int:
@@ -444,7 +452,7 @@ def _line_of(text: str, path: _Path) -> int:
 # --- types ---------------------------------------------------------------------------------------------
 
 
-def _strict(type_: type) -> Callable[[Any, Any], Any]:
+def _strict(type_: Any) -> Callable[[Any, Any], Any]:
     def structure(value: Any, _: Any) -> Any:
         # `type is`, not isinstance: True is no number. TOML writes 2 for 2.0.
         if type(value) is type_ or (type_ is float and type(value) is int):
@@ -461,11 +469,15 @@ def _structure_tuple(value: Any, type_: Any) -> tuple[Any, ...]:
     return tuple(_CONVERTER.structure(element, item) for element in value)
 
 
+def _is_tuple(type_: Any) -> bool:
+    return get_origin(type_) is tuple
+
+
 def _converter() -> cattrs.Converter:
     converter = cattrs.Converter()
     for type_ in (str, int, float, bool):
         converter.register_structure_hook(type_, _strict(type_))
-    converter.register_structure_hook_func(lambda type_: get_origin(type_) is tuple, _structure_tuple)
+    converter.register_structure_hook_func(_is_tuple, _structure_tuple)
     return converter
 
 
@@ -513,3 +525,19 @@ def _resolve() -> None:
 
 
 _resolve()
+
+
+def override(section: str, key: str, value: object, option: str) -> Any:
+    """`value` given by the command line instead of ``[section] key``, checked as a file's would be.
+
+    Raises `SettingsError` ``SET004`` that names the option.
+    """
+    table = attrs.fields_dict(Settings)[section].type
+    attribute = attrs.fields_dict(table)[key]  # type: ignore[arg-type]
+    try:
+        if attribute.validator is not None:
+            attribute.validator(None, attribute, value)
+    except ValueError as error:
+        shown = value[0] if isinstance(value, tuple) else value
+        raise SettingsError("SET004", f"{option}: expected {error}, not {_describe(shown)}") from None
+    return value

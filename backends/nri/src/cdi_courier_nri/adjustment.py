@@ -1,0 +1,43 @@
+"""From an Injection to the reply that delivers it. Pure; it decides nothing about who gets what.
+
+One reply must never claim one key twice: the runtime takes that for a conflict of the plugin with itself and
+fails the container (contracts nri-protocol.md rule 7).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from . import messages
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+STATUS_ANNOTATION = "cdi-courier.io/status"
+"""The marker on a container that was handled. Evidence for an audit, never an authorisation: a pod's author
+can write it too."""
+
+
+def by_names(names: Iterable[str], present: Collection[str] = ()) -> bytes:
+    """A CreateContainerResponse that asks the runtime to inject `names`.
+
+    names: qualified, without duplicates. present: names the runtime injects anyway, which are left out:
+    a name injected twice doubles its hooks.
+    """
+    names = tuple(names)
+    response = messages.CreateContainerResponse()
+    adjust = response.adjust
+    adjust.annotations[STATUS_ANNOTATION] = "injected:" + ",".join(names)
+    for name in names:
+        if name not in present:
+            adjust.CDI_devices.add(name=name)
+    data: bytes = response.SerializeToString()
+    return data
+
+
+def skipped(code: str) -> bytes:
+    """A CreateContainerResponse that changes nothing but says that a request was left unanswered."""
+    response = messages.CreateContainerResponse()
+    response.adjust.annotations[STATUS_ANNOTATION] = f"skipped:{code}"
+    data: bytes = response.SerializeToString()
+    return data

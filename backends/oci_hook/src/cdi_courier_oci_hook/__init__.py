@@ -1,0 +1,1 @@
+"""The OCI hook backend: Podman precreate, runtime wrapper and live injection."""

@@ -1,0 +1,74 @@
+"""The command ``cdi-courier``: one module a subcommand, imported only when it is called.
+
+Exit codes: 0 yes or done, 1 no or failed, 2 usage or unusable input. Every option can also be given in the
+environment, ``CDI_COURIER_`` and its name; flags override the environment, the environment overrides files.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import click
+
+from cdi_courier.errors import CourierError, SettingsError
+from cdi_courier.settings import Settings, load
+
+_COMMANDS = {
+    # command → (module, attribute)
+    "config": ("config", "config"),
+    "devices": ("devices", "devices"),
+    "policy": ("policy", "policy"),
+    "run": ("run", "run"),
+}
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, _: click.Context) -> list[str]:
+        return sorted(_COMMANDS)
+
+    def get_command(self, _: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS:
+            return None
+        module, attribute = _COMMANDS[name]
+        command = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+        assert isinstance(command, click.Command)  # noqa: S101 - a mistake in _COMMANDS
+        return command
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Read FILE instead of /etc/cdi-courier/config.toml and conf.d.",
+)
+@click.version_option(package_name="cdi-courier", prog_name="cdi-courier")
+@click.pass_context
+def command(context: click.Context, config: Path | None) -> None:
+    """Deliver CDI devices to containers that ask for them by annotation."""
+    context.obj = config
+
+
+def settings_of(context: click.Context) -> Settings:
+    """The settings that the command line chose. Raises `SettingsError`."""
+    config: Path | None = context.find_root().obj
+    return load(None if config is None else [config])
+
+
+def main() -> None:
+    """Run the command; an expected error is one message on stderr and never a traceback."""
+    try:
+        code = command(standalone_mode=False, auto_envvar_prefix="CDI_COURIER")
+    except click.exceptions.Abort:
+        code = 130
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except CourierError as error:
+        click.echo(f"cdi-courier: {error}", err=True)
+        code = 2 if isinstance(error, SettingsError) else 1
+    except BrokenPipeError:
+        code = 1  # whoever read our output has had enough
+    sys.exit(code if isinstance(code, int) else 0)

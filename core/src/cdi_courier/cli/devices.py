@@ -1,0 +1,69 @@
+"""``cdi-courier devices``: what the CDI spec files offer."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cdi_courier.cdi.registry import Registry
+from cdi_courier.cli import settings_of
+
+if TYPE_CHECKING:
+    from cdi_courier.cdi.snapshot import Snapshot
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
+@click.option(
+    "--spec-dir", "spec_dirs", metavar="DIR", multiple=True, help="Look here instead of [cdi] dirs."
+)
+@click.pass_context
+def devices(context: click.Context, as_json: bool, spec_dirs: tuple[str, ...]) -> None:
+    """List the devices that can be asked for, and what is wrong with spec files.
+
+    The exit code is 0 also if files have errors: they hurt no other file.
+    """
+    settings = settings_of(context)
+    dirs = tuple(map(os.path.abspath, spec_dirs)) or settings.cdi.dirs
+    registry = Registry(dirs, trust=settings.cdi.trust, max_file_size=settings.cdi.max_file_size)
+    snapshot = registry.snapshot()
+    if as_json:
+        click.echo(json.dumps(_report(snapshot), indent=2))
+    else:
+        _show(snapshot)
+
+
+def _report(snapshot: Snapshot) -> dict[str, Any]:
+    return {
+        "dirs": list(snapshot.dirs),
+        "devices": {name: {"file": entry.path} for name, entry in sorted(snapshot.devices.items())},
+        "conflicts": {name: list(paths) for name, paths in sorted(snapshot.conflicts.items())},
+        "blocked": {name: str(error) for name, error in sorted(snapshot.blocked.items())},
+        "errors": {
+            **{path: [str(e) for e in errors] for path, errors in sorted(snapshot.errors.items())},
+            **{path: [str(error)] for path, error in sorted(snapshot.dir_errors.items())},
+        },
+    }
+
+
+def _show(snapshot: Snapshot) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(soft_wrap=True)
+    report = _report(snapshot)
+    if report["devices"]:
+        table = Table("DEVICE", "SPEC FILE", box=None, pad_edge=False)
+        for name, entry in report["devices"].items():
+            # Text: file names are no markup. no_wrap: a name cut by the terminal's width is no name.
+            table.add_row(Text(name, no_wrap=True), Text(entry["file"], no_wrap=True))
+        console.print(table)
+    else:
+        console.print(Text(f"no devices in {', '.join(snapshot.dirs)}"))
+    for errors in report["errors"].values():
+        for error in errors:
+            console.print(Text(f"! {error}"))

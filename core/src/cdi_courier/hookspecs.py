@@ -1,0 +1,96 @@
+"""What a plugin of cdi-courier implements: the pluggy hooks, and the objects they exchange.
+
+A plugin is a module named by an entry point of the group ``cdi_courier``. It implements any of the hooks
+below, marked with `hookimpl`. A backend's entry point bears the backend's name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import pluggy
+from attrs import frozen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from cdi_courier.annotations import Dialect
+    from cdi_courier.injector import Injector
+    from cdi_courier.settings import Settings
+
+PROJECT = "cdi_courier"
+
+API_VERSION = 1
+"""A backend made for another version is reported and skipped."""
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+Fidelity = Literal["full", "partial"]
+Needs = Literal["nothing", "install", "reload", "restart", "impossible"]
+
+
+@frozen
+class Offer:
+    """What a backend could do here.
+
+    fidelity: ``full`` if every kind of edit can be delivered, else ``partial``.
+    needs: what must happen before it can serve; ``impossible`` is never chosen.
+    via: the backend that really delivers, where this one only arranges it; else ``""``.
+    reason: one sentence for a person.
+    """
+
+    backend: str
+    fidelity: Fidelity
+    needs: Needs
+    reason: str
+    via: str = ""
+
+
+@frozen
+class ServeContext:
+    """What a backend works with: the settings in force and the one object that answers requests."""
+
+    settings: Settings
+    injector: Injector
+
+
+class Server(Protocol):
+    """A backend at work."""
+
+    def run(self) -> None:
+        """Serve until `stop`; returning earlier, or raising, ends the daemon."""
+
+    def stop(self) -> None:
+        """Make `run` return soon. Called from another thread, possibly more than once."""
+
+
+class Backend(Protocol):
+    """A way of delivery. Creating and asking it must be cheap and must touch nothing."""
+
+    @property
+    def name(self) -> str:
+        """Its entry point's name."""
+
+    @property
+    def api_version(self) -> int:
+        """The `API_VERSION` it was made for."""
+
+    def offer(self, settings: Settings) -> Offer:
+        """What it could do with these settings. Never raises for a host that lacks something."""
+
+    def serve(self, context: ServeContext) -> Server | None:
+        """Acquire what serving needs (locks) and return the server; None if nothing has to run.
+
+        Raises `cdi_courier.errors.CourierError` where it cannot serve.
+        """
+
+
+@hookspec
+def cdi_courier_backend() -> Backend:  # type: ignore[empty-body]
+    """Return the plugin's backend."""
+
+
+@hookspec
+def cdi_courier_dialects() -> Iterable[Dialect]:  # type: ignore[empty-body]
+    """Return annotation dialects, each under a name of its own."""

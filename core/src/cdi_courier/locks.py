@@ -1,0 +1,93 @@
+"""Single-instance locks by ``flock``: one daemon a state directory, one a runtime socket.
+
+Two plugins of one name on one NRI socket break every container they both touch (contracts nri-protocol.md
+rule 8), so the lock of a socket lies in one place for the whole host, whatever the state directory is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import platformdirs
+
+from cdi_courier.errors import HostError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def socket_locks() -> Path:
+    """The folder of the runtime sockets' locks; the user's own runtime folder when not root."""
+    if os.geteuid() == 0:
+        return Path("/run/cdi-courier/locks")
+    return Path(platformdirs.user_runtime_dir("cdi-courier")) / "locks"
+
+
+@contextlib.contextmanager
+def runtime_socket(path: str) -> Iterator[None]:
+    """Hold the lock of a runtime's socket, which need not exist yet. Raises `HostError` ``HST002``."""
+    # The real path: /var/run/nri/nri.sock and /run/nri/nri.sock are one socket.
+    name = hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:32]
+    with exclusive(socket_locks() / name, f"the runtime socket {path}"):
+        yield
+
+
+@contextlib.contextmanager
+def exclusive(path: Path, what: str) -> Iterator[None]:
+    """Hold `path` locked; its folder is made (0700) if missing, and what was made is removed afterwards.
+
+    Raises `HostError`: ``HST002`` another process holds it, ``HST003`` the lock file cannot be made.
+    """
+    made: list[Path] = []
+    try:
+        for folder in reversed((path.parent, *path.parent.parents)):
+            if not folder.exists():
+                with contextlib.suppress(FileExistsError):
+                    folder.mkdir(mode=0o700)
+                    made.append(folder)
+        descriptor = _lock(path, what)
+    except OSError as error:
+        raise HostError(
+            "HST003",
+            f"cannot make the lock file {path}: {error.strerror}",
+            "run as root, or set service.state_dir",
+        ) from None
+    try:
+        yield
+    finally:
+        # Unlinked while it is held: whoever waits for it finds out that it is no longer the file at `path`.
+        with contextlib.suppress(OSError):
+            path.unlink()
+        os.close(descriptor)
+        for folder in reversed(made):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def _lock(path: Path, what: str) -> int:
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(descriptor, 32).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise HostError(
+                "HST002",
+                f"another cdi-courier{f' (pid {holder})' if holder.isdigit() else ''} already serves {what}",
+                "stop it first; two on one socket would break every container they both touch",
+            ) from None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, f"{os.getpid()}\n".encode())
+                return descriptor
+        os.close(descriptor)
