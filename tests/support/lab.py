@@ -185,7 +185,7 @@ class Lab:
         For the next test on the same lab. Raises CriError, RuntimeFailure.
         """
         while self._couriers:
-            self._couriers.pop().kill()
+            _end(self._couriers.pop())
         self.containerd.start()
         self.remove_pods()
         self.clear_specs()
@@ -202,7 +202,7 @@ class Lab:
         if not self._open:
             return
         for courier in self._couriers:
-            courier.kill()
+            _end(courier)
         containerd = getattr(self, "containerd", None)
         if containerd is not None:
             if containerd.running:
@@ -257,6 +257,12 @@ def reap_stale() -> list[Path]:
                 _remove(root, f"/{root.name}")
                 reaped.append(root)
     return reaped
+
+
+def _end(courier: Courier) -> None:
+    # Stopped, not killed: its lock lies outside the lab, and only it removes that.
+    with contextlib.suppress(CourierFailure):
+        courier.stop()
 
 
 def _owner(pid: int) -> str:

@@ -26,6 +26,9 @@ class CourierError(Exception):
 
     def __str__(self) -> str:
         text = f"{self.code}: {self.message}"
+        if "\n" in self.hint:
+            # It holds lines to paste: nothing may follow the last of them.
+            return f"{text}\n{self.hint}"
         return f"{text} ({self.hint})" if self.hint else text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -17,6 +18,8 @@ from cdi_courier.injector import Injector
 from cdi_courier.plugins import Plugins, discover
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from cdi_courier.hookspecs import Server
     from cdi_courier.settings import Settings
 
@@ -33,15 +36,16 @@ def run(settings: Settings, backend: str | None = None) -> int:
     for problem in plugins.problems.values():
         logger.error("%s", problem)
     name = choose_backend(settings, plugins, backend)
-    with locks.exclusive(
-        Path(settings.service.state_dir) / "lock", f"state directory {settings.service.state_dir}"
-    ):
+    state_dir = settings.service.state_dir
+    ended = threading.Event()
+    # The signals are caught before any lock is taken, so that each lock is given back.
+    with _signals(ended), locks.exclusive(Path(state_dir) / "lock", f"state directory {state_dir}"):
         context = ServeContext(settings, make_injector(settings, plugins))
         server = plugins.backends[name].serve(context)
         if server is None:
             raise PluginError("PLG004", f"backend {name} has nothing to run", "choose another with --backend")
         logger.info("serving with backend %s, pid %d", name, os.getpid())
-        return _supervise(server)
+        return _supervise(server, ended)
 
 
 def choose_backend(settings: Settings, plugins: Plugins, wanted: str | None) -> str:
@@ -76,10 +80,25 @@ def make_injector(settings: Settings, plugins: Plugins) -> Injector:
     return Injector(settings, registry, plugins.dialects.values())
 
 
-def _supervise(server: Server) -> int:
+@contextlib.contextmanager
+def _signals(ended: threading.Event) -> Iterator[None]:
+    """Set `ended` on SIGTERM and SIGINT."""
+
+    def stop(number: int, _: object) -> None:
+        logger.info("stopping: %s", signal.Signals(number).name)
+        ended.set()
+
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _supervise(server: Server, ended: threading.Event) -> int:
     """Run the server in its own thread; this one waits for the signals, which Python delivers only here."""
     failed = threading.Event()
-    ended = threading.Event()
 
     def serve() -> None:
         try:
@@ -91,20 +110,13 @@ def _supervise(server: Server) -> int:
             failed.set()
             logger.exception("the backend failed; the daemon ends, so that whoever watches it starts it anew")
         finally:
+            if not ended.is_set():
+                failed.set()
             ended.set()
 
-    def stop(number: int, _: object) -> None:
-        logger.info("stopping: %s", signal.Signals(number).name)
-        ended.set()
-
-    previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     thread = threading.Thread(target=serve, name="backend")
-    try:
-        thread.start()
-        ended.wait()
-        server.stop()
-        thread.join()
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    thread.start()
+    ended.wait()
+    server.stop()
+    thread.join()
     return 1 if failed.is_set() else 0

@@ -233,7 +233,9 @@ class ProbeSettings:
 class ServiceSettings:
     """``[service]``: the daemon."""
 
-    state_dir: str = _key("/run/cdi-courier", "lock, table, status socket", _absolute)
+    state_dir: str = _key(
+        "/run/cdi-courier", "lock, table, status socket; rootless: in the user's runtime folder", _absolute
+    )
     log_level: Literal["debug", "info", "warning", "error"] = _key("info", "")
     log_format: Literal["auto", "text", "json"] = _key("auto", "auto: journal fields under systemd")
 
@@ -310,6 +312,9 @@ def load(files: Iterable[Path] | None = None) -> Settings:
             sections.setdefault(name, {}).update(section)
     if rules:
         sections.setdefault("policy", {}).update(rules=tuple(rules), sources=tuple(sources))
+    if os.geteuid() != 0:
+        runtime_dir = platformdirs.user_runtime_dir("cdi-courier")
+        sections.setdefault("service", {}).setdefault("state_dir", runtime_dir)
     types = {a.name: _type_of(a) for a in attrs.fields(Settings)}
     return Settings(
         **{name: types[name](**section) for name, section in sections.items()},

@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from cdi_courier import locks
-from cdi_courier.errors import CourierError, DeliveryError
+from cdi_courier.errors import CourierError, DeliveryError, quoted
 from cdi_courier.hookspecs import API_VERSION, Backend, Offer, ServeContext, hookimpl
 from cdi_courier.injector import Skipped
 from cdi_courier.request import ContainerRequest
@@ -154,4 +154,5 @@ class Handler:
 
 
 def _who(request: ContainerRequest) -> str:
-    return f"{request.namespace}/{request.pod}/{request.container}"
+    # One harmless line: a name with a line feed must not forge a second record.
+    return quoted(f"{request.namespace}/{request.pod}/{request.container}", 1000)[1:-1]

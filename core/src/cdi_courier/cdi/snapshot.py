@@ -19,7 +19,7 @@ from cdi_courier.names import parse_qualified, split_kind
 # An explanation may end in a container's status, which a person reads and a runtime limits.
 _MAX_LISTED: Final = 8
 _MAX_NAME: Final = 100
-_MAX_REASON: Final = 300
+_MAX_REASON: Final = 400
 _MAX_EXPLAINED: Final = 16
 
 
@@ -119,8 +119,8 @@ class Snapshot:
     def _unknown(self, name: str, vendor: str, class_: str) -> CdiError:
         code, cause, hint = self._nearest(name, vendor, class_)
         suspects = [
-            f"{_cut(path, _MAX_NAME)}: {_cut(errors[0].message, _MAX_REASON)}"
-            for path, errors in self.errors.items()
+            _cut(errors[0].message, _MAX_REASON)
+            for errors in self.errors.values()
             if _might_define(errors, f"{vendor}/{class_}")
         ]
         suspects += [_cut(error.message, _MAX_REASON) for error in self.dir_errors.values()]
@@ -140,7 +140,7 @@ class Snapshot:
         device = f"device {_short(name)}"
         if not kinds:
             looked = _listed(self.dirs) if self.dirs else "no directory is configured"
-            state = "has a valid spec file" if self.found else "exists"
+            state = "has a valid spec file" if self.found or self.dir_errors else "exists"
             return (
                 "CDI014",
                 f"{device} is unknown: none of the spec directories {state} ({looked})",
