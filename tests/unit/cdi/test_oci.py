@@ -103,7 +103,7 @@ def test_a_bind_mount_in_a_user_namespace_gets_an_id_map(
 
 def test_mounts_are_sorted_by_depth_alone() -> None:
     """Parents before children, everything else in its order; slashes are counted in the cleaned path."""
-    before = ["//x//y/", "/b", "/", "m", "/a/../c", None, "/a/b/c"]
+    before = ["/a/b/c", "//x//y/", "/b", "/", "m", "/a/../c", None]
     config = {"mounts": [{} if place is None else {"destination": place} for place in before]}
 
     edited = apply_edits(config, {"mounts": [{"hostPath": "/s", "containerPath": "/a"}]})

@@ -7,6 +7,7 @@ import socket
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from cdi_courier.cdi import registry as registry_module
 from cdi_courier.cdi import trust
 from cdi_courier.cdi.model import Spec
 from cdi_courier.cdi.registry import Registry, Snapshot
+from cdi_courier.cdi.trust import acceptable_owners
 from cdi_courier.cdi.validate import load_spec
 from cdi_courier.errors import CdiError
 
@@ -202,6 +204,38 @@ def test_a_change_is_seen_at_once(change: Callable[[Path], None], low: Path, reg
 
     assert registry.changed()
     assert env_of(registry.snapshot()) == ("A=2",)
+
+
+@pytest.mark.parametrize(
+    "change", [_rename_over, _delete_and_move_in, _hard_link, _symlink, _replace_directory]
+)
+def test_another_file_is_seen_without_the_rule_of_rest(
+    change: Callable[[Path], None], low: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names and identities tell, also long after the first file was written."""
+    monkeypatch.setattr(registry_module.time, "time_ns", lambda: 2**62)
+    (low / "a.yaml").write_text(spec(env="A=1"))
+    assert env_of(registry.snapshot()) == ("A=1",)
+    assert not registry.changed()
+
+    change(low)
+
+    assert registry.changed()
+    assert env_of(registry.snapshot()) == ("A=2",)
+
+
+_STAT_FIELDS = "st_dev st_ino st_size st_mtime_ns st_ctime_ns st_uid st_gid st_mode"
+
+
+@pytest.mark.parametrize("name", _STAT_FIELDS.split(" "))
+def test_everything_stat_says_of_a_file_counts(name: str) -> None:
+    """Two states of a file that differ in one of these are different states."""
+    before = dict.fromkeys(_STAT_FIELDS.split(" "), 1)
+    states = [SimpleNamespace(**before), SimpleNamespace(**{**before, name: 2})]
+
+    first, second = (registry_module._file_identity(state) for state in states)
+
+    assert first != second
 
 
 def test_the_target_of_a_link_is_watched(low: Path, high: Path, registry: Registry) -> None:
@@ -393,6 +427,13 @@ def test_what_is_no_spec_is_an_error_of_its_own(
     assert list(snapshot.devices) == ["v.com/c=d"]
 
 
+def test_a_fifo_that_takes_a_files_place_does_not_block(tmp_path: Path) -> None:
+    """Between looking and opening anything can happen; opening waits for nobody."""
+    os.mkfifo(tmp_path / "x.yaml")
+
+    assert registry_module._read(str(tmp_path / "x.yaml"), 100)[1] is None
+
+
 def test_a_file_of_exactly_the_limit_is_read(low: Path) -> None:
     """The limit is inclusive."""
     (low / "a.yaml").write_text(spec())
@@ -473,6 +514,16 @@ def test_an_untrusted_file_makes_its_names_unresolvable_everywhere(
 
 
 @needs_root
+def test_an_untrusted_file_is_not_suspected_of_other_names(low: Path, registry: Registry) -> None:
+    """What it defines is known, so it does not stand in the explanation of a name that it does not define."""
+    (low / "a.yaml").write_text(spec("v.com/c", "d"))
+    os.chown(low / "a.yaml", 1000, 0)
+    (low / "b.yaml").write_text(spec("v.com/c", "e"))
+
+    assert registry.snapshot().explain("v.com/c=x").code == "CDI012"
+
+
+@needs_root
 def test_an_untrusted_file_that_is_no_spec_is_only_an_error(low: Path, registry: Registry) -> None:
     """The runtime ignores it as well."""
     (low / "a.yaml").write_text("{")
@@ -530,12 +581,12 @@ def test_a_change_of_owner_or_mode_is_seen(low: Path, registry: Registry) -> Non
 def test_in_a_user_namespace_caller_and_overflow_uid_are_owners(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the initial user namespace only root is."""
     monkeypatch.setattr(trust, "_is_initial_user_namespace", lambda: True)
-    assert trust.acceptable_owners() == {0}
+    assert acceptable_owners() == {0}
     monkeypatch.setattr(trust, "_is_initial_user_namespace", lambda: False)
     monkeypatch.setattr(trust, "_overflow_uid", lambda: 65000)
 
-    assert trust.acceptable_owners() == {0, os.geteuid(), 65000}
-    assert trust.distrust(65000, 65000, stat.S_IFREG | 0o644, trust.acceptable_owners()) == ""
+    assert acceptable_owners() == {0, os.geteuid(), 65000}
+    assert trust.distrust(65000, 65000, stat.S_IFREG | 0o644, acceptable_owners()) == ""
 
 
 # --- resolving and explaining --------------------------------------------------------------------------
