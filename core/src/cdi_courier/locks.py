@@ -18,7 +18,10 @@ import platformdirs
 from cdi_courier.errors import HostError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+
+_ATTEMPTS = 5
 
 
 def socket_locks() -> Path:
@@ -33,40 +36,55 @@ def runtime_socket(path: str) -> Iterator[None]:
     """Hold the lock of a runtime's socket, which need not exist yet. Raises `HostError` ``HST002``."""
     # The real path: /var/run/nri/nri.sock and /run/nri/nri.sock are one socket.
     name = hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:32]
-    with exclusive(socket_locks() / name, f"the runtime socket {path}"):
+    folder = socket_locks()
+    with exclusive(folder / name, f"the runtime socket {path}", own=(folder, folder.parent)):
         yield
 
 
 @contextlib.contextmanager
-def exclusive(path: Path, what: str) -> Iterator[None]:
+def exclusive(path: Path, what: str, own: Sequence[Path] = ()) -> Iterator[None]:
     """Hold `path` locked; its folder is made (0700) if missing, and what was made is removed afterwards.
 
+    own: folders that nobody but this program uses; they are removed when empty, whoever made them.
     Raises `HostError`: ``HST002`` another process holds it, ``HST003`` the lock file cannot be made.
     """
     made: list[Path] = []
+    descriptor = -1
     try:
-        for folder in reversed((path.parent, *path.parent.parents)):
-            if not folder.exists():
-                with contextlib.suppress(FileExistsError):
-                    folder.mkdir(mode=0o700)
-                    made.append(folder)
-        descriptor = _lock(path, what)
+        descriptor = _make(path, what, made)
+        yield
+    finally:
+        if descriptor >= 0:
+            # Unlinked while it is held: whoever waits for it finds that it is no longer the file at `path`.
+            with contextlib.suppress(OSError):
+                path.unlink()
+            os.close(descriptor)
+        for folder in dict.fromkeys((*own, *reversed(made))):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def _make(path: Path, what: str, made: list[Path]) -> int:
+    try:
+        for attempt in range(_ATTEMPTS):
+            for folder in reversed((path.parent, *path.parent.parents)):
+                if not folder.exists():
+                    with contextlib.suppress(FileExistsError):
+                        folder.mkdir(mode=0o700)
+                        made.append(folder)
+            try:
+                return _lock(path, what)
+            except FileNotFoundError:
+                # Another process has just removed the empty folder.
+                if attempt == _ATTEMPTS - 1:
+                    raise
     except OSError as error:
         raise HostError(
             "HST003",
             f"cannot make the lock file {path}: {error.strerror}",
             "run as root, or set service.state_dir",
         ) from None
-    try:
-        yield
-    finally:
-        # Unlinked while it is held: whoever waits for it finds out that it is no longer the file at `path`.
-        with contextlib.suppress(OSError):
-            path.unlink()
-        os.close(descriptor)
-        for folder in reversed(made):
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+    raise AssertionError
 
 
 def _lock(path: Path, what: str) -> int:

@@ -50,6 +50,10 @@ def discover(
         if name in set(disabled):
             skipped.append(name)
             continue
+        if manager.has_plugin(name):
+            # Registering would fail, and whoever came first must not pay for it.
+            problems[name] = _broken(name, "exists twice, or has a built-in name; the first one is used")
+            continue
         try:
             plugin = entry_point.load()
             manager.register(plugin, name)

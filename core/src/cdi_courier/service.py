@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from cdi_courier import choice, locks
 from cdi_courier.cdi.registry import Registry
-from cdi_courier.errors import CourierError, PluginError
+from cdi_courier.errors import CourierError, PluginError, SettingsError
 from cdi_courier.hookspecs import ServeContext
 from cdi_courier.injector import Injector
 from cdi_courier.plugins import Plugins, discover
@@ -68,11 +68,11 @@ def choose_backend(settings: Settings, plugins: Plugins, wanted: str | None) -> 
 
 
 def make_injector(settings: Settings, plugins: Plugins) -> Injector:
-    """The pipeline with these settings. Raises `PluginError` for an annotation dialect nobody offers."""
+    """The pipeline with these settings. Raises `SettingsError` for an annotation dialect nobody offers."""
     for name in settings.annotations.dialects:
         if name not in plugins.dialects:
-            raise PluginError(
-                "PLG005",
+            raise SettingsError(
+                "SET005",
                 f"[annotations] dialects names {name}, which no plugin offers",
                 f"known: {', '.join(plugins.dialects)}",
             )

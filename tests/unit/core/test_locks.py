@@ -148,7 +148,6 @@ def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
     assert "Not a directory" in error.message or "File exists" in error.message
 
 
-@pytest.mark.xfail(reason="folders made before the failure are left behind", strict=True)
 def test_a_refusal_leaves_no_folder(tmp_path: Path) -> None:
     """Where the lock file cannot be made, the folders made for it are removed again."""
     name = "x" * 300

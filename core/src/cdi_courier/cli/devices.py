@@ -10,6 +10,7 @@ import click
 
 from cdi_courier.cdi.registry import Registry
 from cdi_courier.cli import settings_of
+from cdi_courier.errors import quoted
 
 if TYPE_CHECKING:
     from cdi_courier.cdi.snapshot import Snapshot
@@ -54,16 +55,18 @@ def _show(snapshot: Snapshot) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(soft_wrap=True)
     report = _report(snapshot)
-    if report["devices"]:
-        table = Table("DEVICE", "SPEC FILE", box=None, pad_edge=False)
-        for name, entry in report["devices"].items():
-            # Text: file names are no markup. no_wrap: a name cut by the terminal's width is no name.
-            table.add_row(Text(name, no_wrap=True), Text(entry["file"], no_wrap=True))
+    # A file's name can hold anything: each stays one harmless line.
+    rows = [(name, quoted(entry["file"], 4096)[1:-1]) for name, entry in report["devices"].items()]
+    # As wide as what is shown, whatever the terminal: a name that is cut is no name.
+    console = Console(width=max([80] + [len(name) + len(file) + 2 for name, file in rows]))
+    if rows:
+        table = Table("DEVICE", "SPEC FILE", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for row in rows:
+            table.add_row(*(Text(cell, no_wrap=True) for cell in row))  # Text: file names are no markup
         console.print(table)
     else:
-        console.print(Text(f"no devices in {', '.join(snapshot.dirs)}"))
+        console.print(f"no devices in {', '.join(snapshot.dirs)}", markup=False, soft_wrap=True)
     for errors in report["errors"].values():
         for error in errors:
-            console.print(Text(f"! {error}"))
+            console.print(f"! {error}", markup=False, highlight=False, soft_wrap=True)

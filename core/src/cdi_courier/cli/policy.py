@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from cdi_courier.cli import settings_of
-from cdi_courier.errors import PolicyDenied, quoted
+from cdi_courier.errors import CdiError, PolicyDenied, quoted
 from cdi_courier.names import parse_qualified
 from cdi_courier.policy import judge, require
 from cdi_courier.request import ContainerRequest
@@ -25,7 +25,10 @@ def policy() -> None:
 def check(context: click.Context, namespace: str, pod: str, container: str, device: tuple[str, ...]) -> None:
     """Say whether a container may have devices, and which rule decides. Exit code 0: yes, 1: no."""
     for name in device:
-        parse_qualified(name)
+        try:
+            parse_qualified(name)
+        except CdiError as error:
+            raise click.UsageError(str(error)) from None
     rules = settings_of(context).policy.compiled()
     request = ContainerRequest({}, namespace=namespace, pod=pod, container=container)
     for name in device:
