@@ -217,6 +217,21 @@ class Registry:
             return _Parsed(identity, rested, None, error)
 
 
+def load_file(path: str, max_file_size: int = 2097152) -> Spec:
+    """Load one spec file, whoever owns it and wherever it lies.
+
+    Raises `CdiError`: ``CDI002`` unreadable, not a regular file or larger than `max_file_size` bytes;
+    ``CDI003`` to ``CDI006`` as `validate.load_spec`.
+    """
+    try:
+        _, data = _read(path, max_file_size)
+    except (OSError, ValueError) as error:  # ValueError: a path that no file can have
+        raise _unreadable(path, getattr(error, "strerror", None) or str(error)) from None
+    if data is None:
+        raise _unreadable(path, f"it is larger than {max_file_size} bytes, or not a regular file")
+    return load_spec(data, path)
+
+
 def _conclude(scan: _Scan, dirs: tuple[str, ...]) -> Snapshot:
     """Decide which definition of each device is in force: contracts cdi.md section 1.2."""
     devices: dict[str, tuple[int, DeviceEntry]] = {}

@@ -1,26 +1,34 @@
 """The command ``cdi-courier``: one module a subcommand, imported only when it is called.
 
-Exit codes: 0 yes or done, 1 no or failed, 2 usage or unusable input. Every option can also be given in the
-environment, ``CDI_COURIER_`` and its name; flags override the environment, the environment overrides files.
+Exit codes: 0 yes or done, 1 no or failed, 2 usage or unusable input, 3 unresolved (`apply`). Every option can
+also be given in the environment, ``CDI_COURIER_`` and its name; flags override the environment, the environment
+overrides files.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from cdi_courier.errors import CourierError, SettingsError
 from cdi_courier.settings import Settings, load
 
+if TYPE_CHECKING:
+    from cdi_courier.cdi.registry import Registry
+
 _COMMANDS = {
     # command → (module, attribute)
+    "apply": ("apply", "apply"),
     "config": ("config", "config"),
     "devices": ("devices", "devices"),
     "policy": ("policy", "policy"),
     "run": ("run", "run"),
+    "validate": ("validate", "validate"),
 }
 
 
@@ -55,6 +63,15 @@ def settings_of(context: click.Context) -> Settings:
     """The settings that the command line chose. Raises `SettingsError`."""
     config: Path | None = context.find_root().obj
     return load(None if config is None else [config])
+
+
+def registry_of(context: click.Context, spec_dirs: tuple[str, ...]) -> Registry:
+    """The CDI registry of ``--spec-dir`` options, or else of the settings. Raises `SettingsError`."""
+    from cdi_courier.cdi.registry import Registry
+
+    cdi = settings_of(context).cdi
+    dirs = tuple(map(os.path.abspath, spec_dirs)) or cdi.dirs
+    return Registry(dirs, trust=cdi.trust, max_file_size=cdi.max_file_size)
 
 
 def main() -> None:

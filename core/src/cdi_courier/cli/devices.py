@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdi_courier.cdi.registry import Registry
-from cdi_courier.cli import settings_of
+from cdi_courier.cli import registry_of
 from cdi_courier.errors import quoted
 
 if TYPE_CHECKING:
@@ -27,10 +25,7 @@ def devices(context: click.Context, as_json: bool, spec_dirs: tuple[str, ...]) -
 
     The exit code is 0 also if files have errors: they hurt no other file.
     """
-    settings = settings_of(context)
-    dirs = tuple(map(os.path.abspath, spec_dirs)) or settings.cdi.dirs
-    registry = Registry(dirs, trust=settings.cdi.trust, max_file_size=settings.cdi.max_file_size)
-    snapshot = registry.snapshot()
+    snapshot = registry_of(context, spec_dirs).snapshot()
     if as_json:
         click.echo(json.dumps(_report(snapshot), indent=2))
     else:
