@@ -1,8 +1,8 @@
 """The command ``cdi-courier``: one module a subcommand, imported only when it is called.
 
 Exit codes: 0 yes or done, 1 no or failed, 2 usage or unusable input, 3 unresolved (`apply`). Every option can
-also be given in the environment, ``CDI_COURIER_`` and its name; flags override the environment, the environment
-overrides files.
+also be given in the environment, ``CDI_COURIER_`` and its name; flags override the environment, and the
+environment overrides files.
 """
 
 from __future__ import annotations
