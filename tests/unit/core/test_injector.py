@@ -76,7 +76,7 @@ def test_who_may_not_ask_learns_nothing_of_the_registry() -> None:
 
 def test_one_unresolvable_name_fails_the_whole_request(registry: Registry) -> None:
     """No container gets half of what it asks for."""
-    with pytest.raises(CdiError, match="v.com/c=z"):
+    with pytest.raises(CdiError, match=r"v\.com/c=z"):
         injector(registry).inject(ask("v.com/c=a,v.com/c=z"))
 
 
