@@ -5,6 +5,8 @@
 # make unit    the tests that need neither root nor a container runtime
 # make e2e     the tests on real container runtimes (root)
 # make floors  the fast tests with the oldest supported dependencies
+# make fuzz    the decoder under a coverage-guided fuzzer, half a minute
+# make bench   what things cost, as ratios (bench/README.md)
 # make clean   remove what the targets above made
 
 VENV := .venv
@@ -13,12 +15,12 @@ CACHE := .cache
 PROJECTS := pyproject.toml core/pyproject.toml $(wildcard backends/*/pyproject.toml)
 FAST := tests/unit tests/conformance
 
-.PHONY: demo test venv lint unit e2e floors clean
+.PHONY: demo test venv lint unit e2e floors fuzz bench bench-check clean
 
 demo: $(VENV)/.ready
 	$(PYTHON) demo
 
-test: lint unit floors e2e
+test: lint unit floors e2e fuzz bench-check
 
 venv: $(VENV)/.ready
 
@@ -45,6 +47,19 @@ e2e: $(VENV)/.ready
 floors: $(CACHE)/venv-debian12/.ready $(CACHE)/venv-el10/.ready
 	$(CACHE)/venv-debian12/bin/python -m pytest $(FAST)
 	$(CACHE)/venv-el10/bin/python -m pytest tests/unit/nri
+
+# Findings and the grown corpus stay in the cache; the seeds are in the repository.
+fuzz: $(VENV)/.ready
+	mkdir -p $(CACHE)/fuzz/decode
+	$(PYTHON) tests/fuzz/fuzz_decode.py -max_total_time=30 -max_len=4096 -verbosity=0 \
+	    -artifact_prefix=$(CACHE)/fuzz/ $(CACHE)/fuzz/decode tests/fuzz/seeds/decode
+
+bench: $(VENV)/.ready
+	mkdir -p $(CACHE)
+	$(PYTHON) bench/cdi.py --json $(CACHE)/bench-cdi.json
+
+bench-check: $(VENV)/.ready
+	$(PYTHON) bench/cdi.py --check
 
 clean:
 	rm -rf $(VENV) $(CACHE)
