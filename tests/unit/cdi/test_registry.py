@@ -538,14 +538,22 @@ def test_an_untrusted_file_that_is_no_spec_is_only_an_error(low: Path, registry:
 
 @needs_root
 @pytest.mark.parametrize(
-    ("uid", "mode", "trusted"), [(1000, 0o755, False), (0, 0o777, False), (0, 0o1777, True), (0, 0o755, True)]
+    ("uid", "gid", "mode", "trusted"),
+    [
+        (1000, 0, 0o755, False),
+        (0, 0, 0o777, False),
+        (0, 1000, 0o775, False),
+        (0, 0, 0o775, True),
+        (0, 1000, 0o1777, True),
+        (0, 1000, 0o755, True),
+    ],
 )
 def test_a_directory_others_may_change_is_not_trusted(
-    uid: int, mode: int, trusted: bool, low: Path, registry: Registry
+    uid: int, gid: int, mode: int, trusted: bool, low: Path, registry: Registry
 ) -> None:
     """Nobody but root may put files into it or swap them; a sticky one lets nobody swap root's."""
     (low / "a.yaml").write_text(spec())
-    os.chown(low, uid, 0)
+    os.chown(low, uid, gid)
     low.chmod(mode)
 
     assert bool(registry.snapshot().devices) is trusted

@@ -145,7 +145,7 @@ class Registry:
         distrusted = (
             ""
             if self._owners is None
-            else _trust.distrust_directory(found.st_uid, found.st_mode, self._owners)
+            else _trust.distrust_directory(found.st_uid, found.st_gid, found.st_mode, self._owners)
         )
         files = []
         for name in names:
@@ -305,7 +305,7 @@ _OWNER: Final = slice(5, 8)  # uid, gid and mode of a file's identity
 
 def _directory_identity(found: os.stat_result) -> tuple[int, ...]:
     # No time stamps: its spec files are compared one by one, others do not matter.
-    return found.st_dev, found.st_ino, found.st_uid, found.st_mode
+    return found.st_dev, found.st_ino, found.st_uid, found.st_gid, found.st_mode
 
 
 def _spec_names(directory: str) -> list[str]:

@@ -35,13 +35,17 @@ def distrust(uid: int, gid: int, mode: int, owners: frozenset[int]) -> str:
     return ""
 
 
-def distrust_directory(uid: int, mode: int, owners: frozenset[int]) -> str:
+def distrust_directory(uid: int, gid: int, mode: int, owners: frozenset[int]) -> str:
     """Return why files in a directory with this owner and mode are not trusted; empty if they may be."""
     mode = stat.S_IMODE(mode)
     if uid not in owners:
         return f"its directory belongs to uid {uid}, not to root"
-    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+    if mode & stat.S_ISVTX:
+        return ""  # others may add files, which are then theirs, but not replace root's
+    if mode & stat.S_IWOTH:
         return f"everybody may replace files in its directory (mode {mode:04o})"
+    if mode & stat.S_IWGRP and gid != 0:
+        return f"group {gid} may replace files in its directory (mode {mode:04o})"
     return ""
 
 
