@@ -76,14 +76,20 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else _escape(c) for c in text)
 
 
-def quoted(text: str, limit: int = 200) -> str:
-    r"""Hostile text as one printable line in double quotes, cut to `limit` characters.
+def quoted(text: str, limit: int | None = 200) -> str:
+    r"""Hostile text as one printable line in double quotes, which is also a TOML and JSON string.
+
+    limit: characters between the quotes, escapes included; what is cut off shows as ``…``. None: no limit,
+    for text that is to be read back.
 
     >>> quoted('a"\n')
     '"a\\"\\n"'
     """
-    cut = text[:limit].replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{printable(cut)}"' + ("…" if len(text) > limit else "")
+    body = text if limit is None else text[: limit + 1]
+    body = printable(body.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n"))
+    if limit is not None and len(body) > limit:
+        return f'"{body[:limit]}"…'
+    return f'"{body}"'
 
 
 def _escape(char: str) -> str:

@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 
 ANY = ("*",)
 
+# A refusal travels in a status of 4,096 characters (NRI backend) and must arrive whole: this many
+# reasons, each for this many names of at most 200 characters, and a rule of this many characters.
+_MAX_REASONS = 2
+_MAX_LISTED = 4
+_MAX_RULE = 1500
+
 
 class Rule:
     """One rule; a list of patterns matches if any of them does.
@@ -115,12 +121,13 @@ def require(policy: Policy, request: ContainerRequest, devices: Iterable[str]) -
     who = f"container {quoted(request.container)} of pod {quoted(request.namespace + '/' + request.pod)}"
     if request.origin != "kubernetes":
         who = f"local container {quoted(request.container)}"
-    what = "; ".join(f"{', '.join(map(quoted, names))} ({why})" for why, names in refused.items())
+    groups = [f"{_listed(names)} ({why})" for why, names in refused.items()]
+    what = "; ".join(groups[:_MAX_REASONS]) + ("; and others" if len(groups) > _MAX_REASONS else "")
     names = [name for group in refused.values() for name in group]
     raise PolicyDenied(
         "POL001",
         f"{who} may not have {what}",
-        _cure(request, names),
+        _hint(request, names),
         namespace=request.namespace,
         pod=request.pod,
         container=request.container,
@@ -128,19 +135,31 @@ def require(policy: Policy, request: ContainerRequest, devices: Iterable[str]) -
     )
 
 
-def _cure(request: ContainerRequest, devices: Sequence[str]) -> str:
+def allowing_rule(request: ContainerRequest, devices: Sequence[str]) -> str:
     """The TOML that would allow it, to paste into a later file than those read so far."""
     if request.origin != "kubernetes":
-        return 'to allow it, put this into the configuration:\n[policy]\nlocal = "allow"\n'
-    if not request.namespace:
-        return "a pod always has a namespace; report the runtime and its version"
+        return '[policy]\nlocal = "allow"\n'
     return (
-        "to allow it, put this into a file in /etc/cdi-courier/conf.d that sorts last:\n"
         "[[policy.rules]]\n"
         'action = "allow"\n'
         f"namespaces = {_toml_list([_literal(request.namespace)])}\n"
         f"devices = {_toml_list(devices)}\n"
     )
+
+
+def _hint(request: ContainerRequest, devices: Sequence[str]) -> str:
+    if request.origin == "kubernetes" and not request.namespace:
+        return "a pod always has a namespace; report the runtime and its version"
+    rule = allowing_rule(request, devices)
+    if len(rule) > _MAX_RULE:
+        # Half a rule would be no TOML, or another rule.
+        return "the rule that would allow it is too long for here; `cdi-courier policy check` prints it"
+    return f"to allow it, put this into a file in /etc/cdi-courier/conf.d that sorts last:\n{rule}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    text = ", ".join(map(quoted, names[:_MAX_LISTED]))
+    return text if len(names) <= _MAX_LISTED else f"{text} and {len(names) - _MAX_LISTED} others"
 
 
 def _matches(text: str, patterns: Sequence[str]) -> bool:
@@ -153,4 +172,4 @@ def _literal(text: str) -> str:
 
 
 def _toml_list(items: Sequence[str]) -> str:
-    return "[" + ", ".join(quoted(item, len(item)) for item in items) + "]"
+    return "[" + ", ".join(quoted(item, None) for item in items) + "]"

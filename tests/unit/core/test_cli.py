@@ -131,6 +131,22 @@ def test_policy_check_says_no_with_toml_that_would_allow_it(config: Path, tmp_pa
     assert courier("--config", pasted, *question).stdout.startswith("allowed")
 
 
+def test_policy_check_prints_the_whole_rule_however_long(config: Path, tmp_path: Path) -> None:
+    """What is too long for a refusal's message is here in full, and makes the answer yes."""
+    names = [f"v/c={'x' * 150}{i}" for i in range(64)]
+    question = ["policy", "check", "--namespace", "ns", *(w for n in names for w in ("--device", n))]
+    done = courier("--config", config, *question, code=1)
+    pasted = tmp_path / "pasted.toml"
+    pasted.write_text("[[policy" + done.stdout.partition("[[policy")[2])
+
+    assert courier("--config", pasted, *question).stdout.count("allowed") == len(names)
+
+
+def test_policy_check_wants_a_namespace(config: Path) -> None:
+    """An empty namespace is no question: exit code 2."""
+    courier("--config", config, "policy", "check", "--namespace", "", "--device", "v/c=a", code=2)
+
+
 def test_policy_check_refuses_what_is_no_name(config: Path) -> None:
     """A device that is no qualified name is CDI001 and no answer."""
     done = courier("--config", config, "policy", "check", "--namespace", "ns", "--device", "gpu", code=2)

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from cdi_courier.errors import PolicyDenied
-from cdi_courier.policy import Policy, Rule, judge, require
+from cdi_courier.policy import Policy, Rule, allowing_rule, judge, require
 from cdi_courier.request import ContainerRequest
 from cdi_courier.settings import load
+from cdi_courier_nri.ttrpc import MAX_TEXT
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -244,3 +245,21 @@ def test_the_refusals_toml_allows_exactly_that_request(
     assert not allowed(policy, namespace, "zz/zz=zz")
     assert allowed(policy, other, devices[0]) == (other == namespace)
     assert not allowed(policy, namespace + "x", devices[0])
+
+
+@given(
+    namespace=st.text(min_size=1, max_size=300),
+    names=st.lists(st.text("ab0", min_size=1, max_size=400), min_size=1, max_size=64, unique=True),
+    reasons=st.integers(1, 5),
+)
+@settings(max_examples=60)
+def test_a_refusal_arrives_whole(namespace: str, names: list[str], reasons: int) -> None:
+    """However much is asked for, code, cause and a whole rule, or where to get it, fit into NRI's status."""
+    devices = [f"v.com/c{i % reasons}=x{name}" for i, name in enumerate(names)]
+    rules = [Rule("deny", devices=[f"v.com/c{i}=*"], source=f"rule {i}") for i in range(reasons)]
+    denied = refused(Policy(rules), request(namespace, "p" * 300, "c" * 300), devices)
+    whole = denied.hint.endswith("]\n") and all(f'"{device}"' in denied.hint for device in devices)
+
+    assert len(str(denied)) <= MAX_TEXT
+    assert whole or "policy check" in denied.hint
+    assert whole or len(allowing_rule(request(namespace), devices)) > 1500

@@ -155,4 +155,4 @@ class Handler:
 
 def _who(request: ContainerRequest) -> str:
     # One harmless line: a name with a line feed must not forge a second record.
-    return quoted(f"{request.namespace}/{request.pod}/{request.container}", 1000)[1:-1]
+    return quoted(f"{request.namespace}/{request.pod}/{request.container}", None)[1:-1]

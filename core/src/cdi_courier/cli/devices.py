@@ -52,7 +52,7 @@ def _show(snapshot: Snapshot) -> None:
 
     report = _report(snapshot)
     # A file's name can hold anything: each stays one harmless line.
-    rows = [(name, quoted(entry["file"], 4096)[1:-1]) for name, entry in report["devices"].items()]
+    rows = [(name, quoted(entry["file"], None)[1:-1]) for name, entry in report["devices"].items()]
     # As wide as what is shown, whatever the terminal: a name that is cut is no name.
     console = Console(width=max([80] + [len(name) + len(file) + 2 for name, file in rows]))
     if rows:

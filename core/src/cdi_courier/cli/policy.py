@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 
 from cdi_courier.cli import settings_of
-from cdi_courier.errors import CdiError, PolicyDenied, quoted
+from cdi_courier.errors import CdiError, quoted
 from cdi_courier.names import parse_qualified
-from cdi_courier.policy import judge, require
+from cdi_courier.policy import allowing_rule, judge
 from cdi_courier.request import ContainerRequest
 
 
@@ -24,6 +24,8 @@ def policy() -> None:
 @click.pass_context
 def check(context: click.Context, namespace: str, pod: str, container: str, device: tuple[str, ...]) -> None:
     """Say whether a container may have devices, and which rule decides. Exit code 0: yes, 1: no."""
+    if not namespace:
+        raise click.UsageError("--namespace must not be empty: without one no rule can be applied")
     for name in device:
         try:
             parse_qualified(name)
@@ -31,11 +33,13 @@ def check(context: click.Context, namespace: str, pod: str, container: str, devi
             raise click.UsageError(str(error)) from None
     rules = settings_of(context).policy.compiled()
     request = ContainerRequest({}, namespace=namespace, pod=pod, container=container)
+    denied = []
     for name in device:
         allowed, why = judge(rules, request, name)
-        click.echo(f"{'allowed' if allowed else 'denied'}: {quoted(name)}, by {why}")
-    try:
-        require(rules, request, device)
-    except PolicyDenied as denied:
-        click.echo(denied.hint, nl=not denied.hint.endswith("\n"))
+        click.echo(f"{'allowed' if allowed else 'denied'}: {quoted(name, None)}, by {why}")
+        if not allowed:
+            denied.append(name)
+    if denied:
+        click.echo("to allow it, put this into a file in /etc/cdi-courier/conf.d that sorts last:")
+        click.echo(allowing_rule(request, denied), nl=False)
         context.exit(1)
