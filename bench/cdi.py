@@ -90,7 +90,7 @@ def unchanged() -> Result:
     """A lookup in an unchanged registry of 20 files, to one stat a file."""
     with tempfile.TemporaryDirectory() as name:
         paths = write_specs(Path(name), 20)
-        registry = Registry((name,))
+        registry = Registry((name,), trust="any")
         while registry.changed():  # until the files' time stamps are old enough to be relied on
             registry.snapshot()
 
@@ -108,7 +108,7 @@ def linear() -> Result:
         folder = stack.name + f"/{count}"
         os.mkdir(folder)
         write_specs(Path(folder), count)
-        return lambda: Registry((folder,)).snapshot()
+        return lambda: Registry((folder,), trust="any").snapshot()
 
     with tempfile.TemporaryDirectory() as name:
         stack = argparse.Namespace(name=name)
@@ -129,7 +129,7 @@ def nothing_asked() -> Result:
     with tempfile.TemporaryDirectory() as folder:
         write_specs(Path(folder), 20)
         sys.addaudithook(count)
-        injector = Injector(Settings(), Registry((folder,)), [NVIDIA])
+        injector = Injector(Settings(), Registry((folder,), trust="any"), [NVIDIA])
         for _ in range(1000):
             injector.inject(ContainerRequest({"other": "x"}, namespace="default", container="c"))
         folder = "\0"  # the hook cannot be removed

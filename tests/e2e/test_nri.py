@@ -228,7 +228,7 @@ def test_a_device_asked_for_twice_in_one_annotation_is_injected_once(lab: Lab) -
 
 
 def test_a_device_that_the_kubelet_asks_for_too_is_granted(lab: Lab) -> None:
-    """One device by device plugin and by annotation; where the runtime tells, its hook runs once."""
+    """One device by device plugin and by annotation is there; its hook runs once where the runtime tells."""
     record = lab.root / "hook-of-both"
     record.unlink(missing_ok=True)
     node = {"path": "/dev/courier1", "hostPath": "/dev/kmsg", "permissions": "rw"}
@@ -240,8 +240,9 @@ def test_a_device_that_the_kubelet_asks_for_too_is_granted(lab: Lab) -> None:
     assert shell(lab, container, "exec 3> /dev/courier1") == (0, "")
     assert devices_of(lab, container) == {"ALL"}
     assert marker(lab, container) == f"injected:{ALL}"
-    if lab.containerd.binaries.version >= (2, 3):  # older ones do not tell which names they inject
-        assert record.read_text() == "ran\n"
+    # Older ones do not tell which names they inject, so ours comes on top: a known limit.
+    once = lab.containerd.binaries.version >= (2, 3)
+    assert record.read_text() == ("ran\n" if once else "ran\nran\n")
 
 
 def test_another_domain_is_answered_when_it_is_configured(lab: Lab) -> None:

@@ -79,7 +79,7 @@ def _device_pattern(_: object, __: object, value: str) -> None:
 
 
 def _log_target(_: object, __: object, value: str) -> None:
-    if value != "journal" and not value.startswith("/"):
+    if value != "journal" and (not value.startswith("/") or "\0" in value):
         raise ValueError('"journal" or an absolute file')
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -413,13 +414,16 @@ def test_a_missing_file_or_a_folder_is_refused(tmp_path: Path) -> None:
         assert words in caught.value.message
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
-    """A file without permission is SET001."""
+def test_an_unreadable_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file without permission is SET001, also where root runs the test and could read it."""
     (path,) = write(tmp_path, "")
-    path.chmod(0)
 
-    with pytest.raises(SettingsError) as caught:
+    def refuse(_: Path) -> bytes:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+
+    with pytest.raises(SettingsError, match="Permission denied") as caught:
         load([path])
 
     assert caught.value.code == "SET001"
