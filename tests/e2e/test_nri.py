@@ -340,21 +340,6 @@ def test_with_skip_a_malformed_annotation_still_fails(lab: Lab) -> None:
     assert "ANN002: " in refusal(lab, annotated(lab, container_c1=","))
 
 
-def test_edits_are_refused_in_clear_words_until_they_are_built(lab: Lab) -> None:
-    """With directories that the runtime may not read, `auto` means edits, and says so instead of guessing."""
-    lab.write_spec("all.json", spec(all={}))
-    courier = serving(lab, {"nri": {"delivery": "auto"}})
-
-    text = refusal(lab, annotated(lab, container_c1=ALL))
-
-    assert "DLV001: " in text
-    assert "edits are not built yet" in text
-    assert "[cdi] dirs are not the default ones" in text
-    assert 'set [nri] delivery = "names"' in text
-    courier.wait_for_log("delivering by edits: ")
-    assert marker(lab, run(lab, lab.cri.run_pod("plain", GRANTED_NAMESPACE))) is None
-
-
 # Restarts
 
 
