@@ -266,7 +266,10 @@ class _Plugin:
         """(nanoseconds, answer) of a request whose stream id is the next."""
         self.stream += 2
         begin = perf_counter_ns()
-        self.sock.sendall(request)
+        try:
+            self.sock.sendall(request)
+        except OSError as error:
+            raise LoadError(f"{self.name} does not take a request: {error}") from error
         answer = self._receive()
         end = perf_counter_ns()
         while not whole(answer):
@@ -279,6 +282,8 @@ class _Plugin:
             data = self.sock.recv(RECEIVE_SIZE)
         except BlockingIOError:
             raise LoadError(f"{self.name} said nothing for {ANSWER_TIMEOUT:g} s") from None
+        except OSError as error:
+            raise LoadError(f"the connection of {self.name} failed: {error}") from error
         if not data:
             raise LoadError(f"{self.name} closed the connection")
         return data
