@@ -6,12 +6,13 @@ tested alone: `annotations.requested_devices`, `policy.require`, `Snapshot.resol
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from attrs import field, frozen
 
-from cdi_courier.annotations import Dialect, compile_keys, requested_devices
+from cdi_courier.annotations import Dialect, compile_keys, names_in_value, requested_devices
 from cdi_courier.errors import CdiError, CourierError, PolicyDenied
 from cdi_courier.policy import require
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from cdi_courier.cdi.snapshot import Snapshot
     from cdi_courier.request import ContainerRequest
     from cdi_courier.settings import Settings
+
+
+_KEPT_VALUES: Final = 64  # of at most [annotations] max_length each
 
 
 @frozen
@@ -65,6 +69,8 @@ class Injector:
         self._families = compile_keys(
             [wanted[name] for name in settings.annotations.dialects], settings.annotations.domains
         )
+        # Most pods of a node ask in the same few words. Refusals are not kept: they are worded anew.
+        self._names_of = functools.lru_cache(_KEPT_VALUES)(names_in_value)
         self._max_names = settings.annotations.max_names
         self._max_length = settings.annotations.max_length
         self._policy = settings.policy.compiled()
@@ -80,6 +86,7 @@ class Injector:
             self._families,
             max_names=self._max_names,
             max_length=self._max_length,
+            names_of=self._names_of,
         )
 
     def inject(self, request: ContainerRequest) -> Injection | Skipped | None:

@@ -496,7 +496,7 @@ def test_containers_that_ask_and_have_no_marker_are_reported(
     handler.synchronized(pods, [*containers, orphan])
 
     (missed,) = handler.missed
-    assert (missed.namespace, missed.pod, missed.container) == ("gpu-operator", "pod-asks", "asks")
+    assert str(missed.request) == "gpu-operator/pod-asks/asks"
     assert missed.names == ("vendor.com/gpu=a", "vendor.com/gpu=b")
     (line,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert line.startswith(

@@ -348,15 +348,12 @@ def test_host_facts_are_those_of_this_moment(tmp_path: Path) -> None:
     details = messages.ContainerDetails()
 
     def device() -> tuple[int, int, int]:
-        adjust = messages.ContainerAdjustment()
-        prepared.adjust(adjust, details)
-        (found,) = adjust.linux.devices
+        encoded, _ = prepared.encode(details)
+        (found,) = messages.ContainerAdjustment.FromString(encoded).linux.devices
         return found.major, found.minor, found.file_mode.value
 
     os.mkfifo(host)
-    assert lost(prepared.adjust(messages.ContainerAdjustment(), details)) == [
-        'device node "/dev/x" of type p'
-    ]
+    assert lost(prepared.encode(details)[1]) == ['device node "/dev/x" of type p']
     host.unlink()
     host.symlink_to("/dev/null")
     with pytest.raises(CdiError, match="CDI017"):

@@ -40,12 +40,12 @@ def by_names(names: Iterable[str], present: Collection[str] = ()) -> bytes:
 def by_edits(names: Iterable[str], edits: PreparedEdits, container: Any) -> tuple[bytes, Adjusted]:
     """A CreateContainerResponse that holds the edits of `names` themselves, and what is not in it.
 
-    container: `messages.ContainerDetails`. Raises `CdiError` as `PreparedEdits.adjust`.
+    container: `messages.ContainerDetails`. Raises `CdiError` as `PreparedEdits.encode`.
     """
-    response = messages.CreateContainerResponse()
-    adjust = response.adjust
-    adjust.annotations[STATUS_ANNOTATION] = "injected:" + ",".join(names)
-    adjusted = edits.adjust(adjust, container)
+    marker = messages.ContainerAdjustment(annotations={STATUS_ANNOTATION: "injected:" + ",".join(names)})
+    encoded, adjusted = edits.encode(container)
+    # Messages that follow each other are one message.
+    response = messages.EncodedCreateContainerResponse(adjust=marker.SerializeToString() + encoded)
     data: bytes = response.SerializeToString()
     return data, adjusted
 

@@ -70,9 +70,7 @@ def cdi_courier_backend() -> Backend:
 class Missed:
     """A container that asks for devices and was created without this plugin, found at Synchronize."""
 
-    namespace: str
-    pod: str
-    container: str
+    request: ContainerRequest
     names: tuple[str, ...]
     cure: str
 
@@ -173,6 +171,7 @@ class Handler:
         self._idle = ""
         self._prepared: dict[int, tuple[ContainerEdits, PreparedEdits]] = {}
         self._told_unowned = False
+        self._by_names = functools.lru_cache(_MAX_PREPARED)(adjustment.by_names)
 
     def configured(self, info: Configured) -> None:
         """Decide what this runtime is sent."""
@@ -211,7 +210,7 @@ class Handler:
         for missed in self.missed:
             logger.warning(
                 "missed %s: it runs without %s; %s",
-                _who(missed.namespace, missed.pod, missed.container),
+                missed.request,
                 ",".join(missed.names) or "what it asks for",
                 missed.cure,
             )
@@ -248,13 +247,13 @@ class Handler:
             if isinstance(injection, Skipped):
                 return _skip(request, injection)
             if self._delivery == "names":
-                present = {device.name for device in event.container.CDI_devices}
-                data = adjustment.by_names(injection.names, present)
+                present = event.container.CDI_devices
+                data = self._by_names(injection.names, frozenset(device.name for device in present))
             else:
                 data = self._by_edits(event, request, injection)
         except CourierError as error:
             _refuse(request, error)
-        logger.info("injected %s: %s", _who_asks(request), ",".join(injection.names))
+        logger.info("injected %s: %s", request, ",".join(injection.names))
         return data
 
     def _by_edits(self, event: CreateContainer, request: ContainerRequest, injection: Injection) -> bytes:
@@ -265,7 +264,7 @@ class Handler:
             error = _undeliverable(injection, lost)
             if not self._tolerant:
                 raise error
-            logger.warning("%s misses edits: %s", _who_asks(request), error)
+            logger.warning("%s misses edits: %s", request, error)
         if unowned and not self._told_unowned:
             # Once a session: it is the runtime that does not tell.
             self._told_unowned = True
@@ -294,15 +293,13 @@ class Handler:
             names = tuple(self._injector.requested(request))
             grant = self._injector.grant(request)
         except CourierError as error:
-            return Missed(
-                pod.namespace, pod.name, container.name, names, f"a new one would be refused: {error}"
-            )
+            return Missed(request, names, f"a new one would be refused: {error}")
         if not grant:
             return None
         cure = "delete the pod, so that it is made anew"
         if isinstance(grant, Skipped):
             cure = f"a new one would not get them either: {grant.error}"
-        return Missed(pod.namespace, pod.name, container.name, names, cure)
+        return Missed(request, names, cure)
 
 
 def _why_idle(known: Mapping[str, Any], path: str, kind: str) -> str:
@@ -323,12 +320,12 @@ def _request(pod: Any, container: Any) -> ContainerRequest:
 
 
 def _skip(request: ContainerRequest, skipped: Skipped) -> bytes:
-    logger.warning("skipped %s: %s", _who_asks(request), skipped.error)
+    logger.warning("skipped %s: %s", request, skipped.error)
     return adjustment.skipped(skipped.error.code)
 
 
 def _refuse(request: ContainerRequest, error: CourierError) -> NoReturn:
-    logger.warning("refused %s: %s", _who_asks(request), error)
+    logger.warning("refused %s: %s", request, error)
     raise error
 
 
@@ -344,12 +341,3 @@ def _undeliverable(injection: Injection, lost: Sequence[Undeliverable]) -> Deliv
         devices=",".join(injection.names),
         files=",".join(files),
     )
-
-
-def _who_asks(request: ContainerRequest) -> str:
-    return _who(request.namespace, request.pod, request.container)
-
-
-def _who(namespace: str, pod: str, container: str) -> str:
-    # One harmless line: a name with a line feed must not forge a second record.
-    return quoted(f"{namespace}/{pod}/{container}", None)[1:-1]
