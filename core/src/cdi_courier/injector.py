@@ -47,6 +47,16 @@ class Skipped:
     error: CourierError
 
 
+@frozen
+class Grant:
+    """What a container asks for and may have, before it is known what that is.
+
+    requested: qualified name → the annotation key that asked for it, in the order asked for.
+    """
+
+    requested: Mapping[str, str]
+
+
 class Injector:
     """Answers requests from one set of settings and one registry. Stateless apart from the registry."""
 
@@ -77,25 +87,32 @@ class Injector:
 
         Raises `AnnotationError`, `PolicyDenied` and `CdiError` (a name that cannot be resolved), the last
         two only where the settings do not say ``skip``. It is always the whole request that fails or is
-        skipped: a container with half of its devices would be harder to understand than one without.
+        skipped: a container with half of its devices would be harder to understand than one without. Reads
+        spec files if they have changed; who must not wait for that calls the two halves of this.
         """
+        grant = self.grant(request)
+        return self.resolve(grant, self.registry.snapshot()) if isinstance(grant, Grant) else grant
+
+    def grant(self, request: ContainerRequest) -> Grant | Skipped | None:
+        """The first half of `inject`: who asks for what, and may they? Touches no file."""
         requested = self.requested(request)
         if not requested:
             return None
-        names = tuple(requested)
         try:
-            require(self._policy, request, names)
+            require(self._policy, request, requested)
         except PolicyDenied as error:
             if self._skip_denied:
-                return Skipped(names, error)
+                return Skipped(tuple(requested), error)
             raise
+        return Grant(requested)
+
+    def resolve(self, grant: Grant, snapshot: Snapshot) -> Injection | Skipped:
+        """The second half of `inject`: what is it?"""
+        names = tuple(grant.requested)
         try:
-            return self._resolve(self.registry.snapshot(), names, requested)
+            resolution = snapshot.resolve(names)
         except CdiError as error:
             if self._skip_unresolvable:
                 return Skipped(names, error)
             raise
-
-    def _resolve(self, snapshot: Snapshot, names: tuple[str, ...], requested: Mapping[str, str]) -> Injection:
-        resolution = snapshot.resolve(names)
-        return Injection(names, resolution.edits, requested, resolution.files)
+        return Injection(names, resolution.edits, grant.requested, resolution.files)

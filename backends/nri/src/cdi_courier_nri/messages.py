@@ -43,7 +43,7 @@ _M = message_classes(
             6 annotations map<string,string>""",
         "ContainerDetails": """8 env string*, 9 mounts Mount*, 10 hooks Hooks, 11 linux LinuxContainer,
             21 user User""",
-        "LinuxContainer": "1 namespaces LinuxNamespace*, 2 devices LinuxDevice*",
+        "LinuxContainer": "1 namespaces LinuxNamespace*, 2 devices LinuxDevice*, 3 resources LinuxResources",
         "LinuxNamespace": "1 type string, 2 path string",
         "User": "1 uid uint32, 2 gid uint32, 3 additional_gids uint32*",
         # What the plugin changes.

@@ -81,7 +81,7 @@ class Registry:
     trust: ``root-owned`` or ``any``, whose files count.
     max_file_size: bytes; a larger file is an error.
 
-    Safe to share between threads: `changed` never waits, `snapshot` waits for a scan in progress.
+    Safe to share between threads: `current` never waits, `snapshot` waits for a scan in progress.
     """
 
     def __init__(
@@ -99,19 +99,16 @@ class Registry:
         self._last: tuple[_Identity, Snapshot] | None = None
         self._lock = threading.Lock()
 
-    def changed(self) -> bool:
-        """Whether `snapshot` would have to read files again. A few stat calls."""
-        return self._current() is None
-
     def snapshot(self) -> Snapshot:
         """Return what the directories define now. Never raises for what is in them: see its errors."""
-        current = self._current()
+        current = self.current()
         if current is None:
             with self._lock:
-                current = self._current() or self._rescan()
+                current = self.current() or self._rescan()
         return current
 
-    def _current(self) -> Snapshot | None:
+    def current(self) -> Snapshot | None:
+        """What the directories define now, if no file must be read again to know it; a few stat calls."""
         last = self._last
         if last is None:
             return None
