@@ -135,6 +135,38 @@ def test_two_devices_come_from_two_spec_files(lab: Lab) -> None:
     assert marker(lab, container) == f"injected:{KIND}=one,{other}=two"
 
 
+def test_two_devices_may_share_what_they_bring(lab: Lab) -> None:
+    """A node, a mount and a variable of both are there once, as with a driver's control device."""
+    file = lab.root / "shared-file"
+    file.write_text("shared\n")
+    edits = {
+        "env": ["COURIER_SHARED=yes"],
+        "deviceNodes": [{"path": "/dev/courier0", "hostPath": "/dev/kmsg", "permissions": "rw"}],
+        "mounts": [{"hostPath": str(file), "containerPath": "/run/shared", "options": ["ro", "bind"]}],
+    }
+    lab.write_spec("all.json", spec(one=edits, two=edits))
+    serving(lab)
+
+    container = run(lab, annotated(lab, pod=f"{KIND}=one,{KIND}=two"))
+
+    assert shell(lab, container, "cat /run/shared && exec 3> /dev/courier0") == (0, "shared\n")
+    assert devices_of(lab, container) == {"SHARED"}
+    assert lab.cri.runtime_spec(container)["process"]["env"].count("COURIER_SHARED=yes") == 1
+
+
+def test_a_privileged_container_gets_its_device_too(lab: Lab) -> None:
+    """It has every device of the host already, one of the same path included, and ours beside them."""
+    nodes = [{"path": path, "hostPath": "/dev/fuse"} for path in ("/dev/courier0", "/dev/fuse")]
+    lab.write_spec("all.json", spec(all={"deviceNodes": nodes}))
+    serving(lab)
+
+    pod = lab.cri.run_pod("asks", GRANTED_NAMESPACE, annotations={f"{DOMAIN}/pod": ALL}, privileged=True)
+    container = run(lab, pod, privileged=True)
+
+    assert shell(lab, container, "stat -c %t:%T /dev/courier0 /dev/fuse") == (0, "a:e5\na:e5\n")
+    assert devices_of(lab, container) == {"ALL"}
+
+
 def test_a_device_asked_for_twice_in_one_annotation_is_injected_once(lab: Lab) -> None:
     """Its hook runs once, and the marker names it once."""
     record = lab.root / "hook-of-twice"
@@ -275,7 +307,7 @@ def test_with_skip_a_malformed_annotation_still_fails(lab: Lab) -> None:
     ids=["2.1", "1.7"],
 )
 def test_auto_means_edits_unless_the_runtime_surely_reads_the_same_files(lab: Lab, why: str) -> None:
-    """The log says what is sent and why, and the device arrives without the runtime's own CDI."""
+    """The log says what is sent and why, and the device arrives."""
     lab.write_spec("all.json", spec(all={}))
     lab.delivery = "auto"
     courier = serving(lab)

@@ -208,6 +208,38 @@ def test_the_very_next_container_sees_a_directory_put_in_the_place_of_another(la
     assert shell(lab, after, "echo $SEEN") == (0, "after\n")
 
 
+def test_a_file_that_takes_too_long_to_read_refuses_who_asks_and_nobody_else(lab: Lab) -> None:
+    """While it is being read no container starts without its device, and afterwards the next one has it."""
+    path = lab.write_spec("all.json", seen("before"))
+    # A tenth of the runtime's patience is 0.2 s, which so much YAML takes several times.
+    courier = serving(lab, {"nri": {"deadline": 0.1}})
+    pod = annotated(lab, container_c1=ALL)
+    others = "".join(f"- {{name: d{number}, containerEdits: {{env: [A=1]}}}}\n" for number in range(20_000))
+    ours = "- {name: all, containerEdits: {env: [SEEN=after]}}\n"
+    path.unlink()
+    lab.write_spec("all.yaml", f"cdiVersion: 0.6.0\nkind: {KIND}\ndevices:\n{others}{ours}")
+
+    late = refusal(lab, pod)
+    plain = run(lab, pod, "does-not-ask")
+    refusals = []
+
+    def create() -> str:
+        try:
+            return lab.cri.create_container(pod, "c1")
+        except CriError as error:
+            refusals.append(error.message)
+            return ""
+
+    container = wait_for(create, 60, "the spec file to be read")
+    lab.cri.start(container)
+
+    assert "NRI015: " in late
+    assert [text for text in refusals if "NRI015: " not in text] == []
+    assert shell(lab, plain, "echo $SEEN") == (0, "\n")
+    assert shell(lab, container, "echo $SEEN") == (0, "after\n")
+    assert courier.running
+
+
 # Mounts
 
 
@@ -467,6 +499,28 @@ def test_a_node_is_looked_at_anew_for_every_container(lab: Lab, folder: Path) ->
     assert str(node) in gone
 
 
+@pytest.mark.parametrize("permissions", ["r", "rwm"])
+def test_a_node_that_the_kubelet_gave_can_be_written_afterwards(lab: Lab, permissions: str) -> None:
+    """What the device's node allows counts, however little the kubelet's of the same path allowed."""
+    nodes = [{"path": NODE, "hostPath": "/dev/kmsg"}]
+    kubelet = [("/dev/kmsg", NODE, permissions)]
+
+    container = given(lab, {"deviceNodes": nodes}, devices=kubelet)
+
+    assert numbers(lab, container) == IN_KMSG
+    assert shell(lab, container, f"exec 3> {NODE}") == (0, "")
+
+
+def test_a_node_takes_the_place_of_the_kubelet_s(lab: Lab) -> None:
+    """Of two nodes of one path the device's is the one that the container sees."""
+    nodes = [{"path": NODE, "hostPath": "/dev/fuse"}]
+
+    container = given(lab, {"deviceNodes": nodes}, devices=[("/dev/kmsg", NODE, "rwm")])
+
+    assert numbers(lab, container) == IN_FUSE
+    assert shell(lab, container, f"exec 3> {NODE}") == (0, "")
+
+
 def test_a_block_device_is_given_as_one(lab: Lab) -> None:
     """Its node is a block device's and may be opened."""
     loop = next(path for path in sorted(Path("/dev").glob("loop[0-9]*")) if path.is_block_device())
@@ -484,6 +538,8 @@ def test_a_block_device_is_given_as_one(lab: Lab) -> None:
 GIDS = {"additionalGids": [4711]}
 NARROW = {"deviceNodes": [{"path": NODE, "hostPath": "/dev/kmsg", "permissions": "r"}]}
 NET = {"netDevices": [{"hostInterfaceName": "courier-eth9", "name": "eth9"}]}
+FIFO = {"deviceNodes": [{"path": NODE, "type": "p"}]}
+UNBUFFERED = {"deviceNodes": [{"path": NODE, "type": "u", "major": 10, "minor": 229}]}
 RDT = {"intelRdt": {"closID": "courier-class"}}
 
 LOST = pytest.mark.parametrize(
@@ -493,8 +549,10 @@ LOST = pytest.mark.parametrize(
         (NARROW, "0.6.0", [NODE, '"r"']),
         (NET, "1.1.0", ["courier-eth9", "0.11"]),
         (RDT, "0.7.0", ["intelRdt", "0.11"]),
+        (FIFO, "0.6.0", [NODE, "type p"]),
+        (UNBUFFERED, "0.6.0", [NODE, "type u"]),
     ],
-    ids=["additionalGids", "permissions", "netDevices", "intelRdt"],
+    ids=["additionalGids", "permissions", "netDevices", "intelRdt", "fifo", "unbuffered"],
 )
 
 
@@ -618,6 +676,21 @@ def test_in_a_user_namespace_a_node_of_another_path_is_refused(lab: Lab, folder:
     assert NODE in text
     assert str(node) in text
     assert "0.10" in text
+
+
+def test_in_a_user_namespace_a_node_that_the_host_lacks_is_refused(lab: Lab, folder: Path) -> None:
+    """With nothing of that kind at that path, or something else, there is nothing to use."""
+    other = make_node(folder / "other", KMSG, 0o666)
+    numbers = {"type": "c", "major": 10, "minor": 229}
+    nodes = [{"path": path, **numbers} for path in ("/dev/courier/absent", str(other))]
+    lab.write_spec("all.json", one({"deviceNodes": nodes}))
+    serving(lab)
+
+    text = refusal(lab, in_user_namespace(lab))
+
+    assert "DLV001: " in text
+    assert "/dev/courier/absent" in text
+    assert str(other) in text
 
 
 def test_in_a_user_namespace_a_refused_node_is_all_that_is_missing_with_warn(lab: Lab, folder: Path) -> None:

@@ -226,12 +226,14 @@ class CriClient:
         handler: str = "",
         host_network: bool = True,
         host_users: bool = True,
+        privileged: bool = False,
     ) -> Pod:
         """Start a pod.
 
         handler: the runtime handler's name, empty for the default. host_network: False needs a network
         plugin. host_users: False asks for a user namespace of its own, whose root is `USERNS_ROOT` outside,
-        and implies a network of its own, as the host's belongs to the host's root. Raises CriError.
+        and implies a network of its own, as the host's belongs to the host's root. privileged: its containers
+        may be so. Raises CriError.
         """
         uid = uid or str(uuid.uuid4())
         host_network = host_network and host_users
@@ -252,7 +254,7 @@ class CriClient:
             annotations=annotations or {},
             linux={
                 "cgroup_parent": self.cgroup_parent,
-                "security_context": {"namespace_options": namespaces},
+                "security_context": {"namespace_options": namespaces, "privileged": privileged},
             },
         )
         request = MESSAGES["RunPodSandboxRequest"](config=config, runtime_handler=handler)
