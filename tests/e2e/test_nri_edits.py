@@ -16,8 +16,10 @@ from typing import Any
 
 import pytest
 from support import host
+from support.containerd import SUITES_1_7
 from support.cri import USERNS_ROOT, CriError
 from support.lab import NEWER, Lab
+from support.packages import Packages
 from support.scenario import (
     ALL,
     DOMAIN,
@@ -238,6 +240,17 @@ def test_a_file_that_takes_too_long_to_read_refuses_who_asks_and_nobody_else(lab
     assert shell(lab, plain, "echo $SEEN") == (0, "\n")
     assert shell(lab, container, "echo $SEEN") == (0, "after\n")
     assert courier.running
+
+
+def test_a_runtime_whose_own_cdi_is_off_serves_edits_as_well(packages: Packages) -> None:
+    """As with containerd 1.7 unless it is configured: nothing of what is sent is CDI to the runtime."""
+    with Lab(SUITES_1_7, packages=packages, cdi=False) as lab:
+        lab.delivery = "auto"
+        container = given(lab, {"deviceNodes": [{"path": NODE, "hostPath": "/dev/fuse"}]})
+
+        assert numbers(lab, container) == IN_FUSE
+        assert shell(lab, container, f"exec 3> {NODE}") == (0, "")
+        assert marker(lab, container) == f"injected:{ALL}"
 
 
 # Mounts
@@ -650,6 +663,7 @@ def test_in_a_user_namespace_a_mount_belongs_to_the_container_s_root(
 
 def test_in_a_user_namespace_a_node_is_the_host_s(lab: Lab, folder: Path) -> None:
     """Nobody can make a node there: the host's of the same path is used, and may be opened; no other may."""
+    host.mount_tmpfs(folder)  # where it lies else may be mounted without devices
     granted = make_node(folder / "granted", FUSE, 0o666)
     other = make_node(folder / "other", KMSG, 0o666)
     lab.write_spec("all.json", one({"deviceNodes": [{"path": str(granted)}]}))
