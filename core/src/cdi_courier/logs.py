@@ -1,0 +1,144 @@
+"""The daemon's log: written by a thread of its own, so that whoever logs never waits for whoever reads.
+
+A log can stand still: a full pipe, a journal that restarts. The thread that answers a container runtime must
+not stand still with it, so records are queued, and dropped and counted when too many wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import logging.handlers
+import os
+import queue
+import stat
+import threading
+from typing import TYPE_CHECKING, Final
+
+from cdi_courier.errors import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cdi_courier.settings import ServiceSettings
+
+LIMIT: Final = 10_000
+"""Records that may wait; about 10 MB of them."""
+
+LAST_WORDS: Final = 2.0
+"""Seconds that the end of the program waits for what is still queued."""
+
+_SYSLOG: Final = "/dev/log"
+_FILE_SIZE: Final = 1 << 20
+
+
+@contextlib.contextmanager
+def writing(settings: ServiceSettings) -> Iterator[None]:
+    """Send what is logged to stderr; to syslog, or else to ``state_dir/log``, where stderr goes nowhere.
+
+    The latter is so for a plugin that a container runtime has launched.
+    """
+    root = logging.getLogger()
+    handler = _Queued(_target(settings.state_dir))
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(settings.log_level.upper())
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+        handler.close()
+
+
+class _Queued(logging.Handler):
+    """Hands records to a thread that formats and writes them: their arguments must not change any more."""
+
+    def __init__(self, target: logging.Handler) -> None:
+        super().__init__()
+        self._target = target
+        self._dropped = 0
+        # A SimpleQueue may be put to from a signal handler.
+        self._queue: queue.SimpleQueue[logging.LogRecord | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._write, name="log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._queue.qsize() < LIMIT:
+            self._queue.put(record)
+        else:
+            self._dropped += 1
+
+    def close(self) -> None:
+        """Write what waits, but not for ever."""
+        super().close()
+        self._queue.put(None)
+        self._thread.join(LAST_WORDS)
+        if not self._thread.is_alive():
+            self._target.close()
+
+    def _write(self) -> None:
+        # emit, not handle: only this thread writes, and a lock that it holds while the log stands still would
+        # be waited for when logging shuts down.
+        while (record := self._queue.get()) is not None:
+            self._target.emit(record)
+            if self._dropped:
+                with self.lock:  # type: ignore[union-attr] # held by whoever emits
+                    dropped, self._dropped = self._dropped, 0
+                self._target.emit(
+                    logging.LogRecord(
+                        "cdi_courier",
+                        logging.WARNING,
+                        __file__,
+                        0,
+                        "%d log records were dropped: the log was not read fast enough",
+                        (dropped,),
+                        None,
+                    )
+                )
+
+
+class _Stderr(logging.Handler):
+    """Writes to the descriptor itself: the lock of sys.stderr would be waited for when the program ends."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            data = (self.format(record) + "\n").encode(errors="backslashreplace")
+            while data:
+                data = data[os.write(2, data) :]
+        except Exception:  # noqa: BLE001 - as every handler of logging does
+            self.handleError(record)
+
+
+class _Formatter(logging.Formatter):
+    """Text lines whose hostile parts cannot reach the terminal as control characters."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+
+def _target(state_dir: str) -> logging.Handler:
+    handler: logging.Handler
+    if not _goes_nowhere(2):
+        handler = _Stderr()
+    elif os.path.exists(_SYSLOG):
+        handler = logging.handlers.SysLogHandler(_SYSLOG, facility=logging.handlers.SysLogHandler.LOG_DAEMON)
+        handler.setFormatter(_Formatter("cdi-courier: %(levelname)s %(name)s: %(message)s"))
+        return handler
+    else:
+        os.makedirs(state_dir, mode=0o700, exist_ok=True)
+        handler = logging.handlers.RotatingFileHandler(
+            os.path.join(state_dir, "log"), maxBytes=_FILE_SIZE, backupCount=1
+        )
+    handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    return handler
+
+
+def _goes_nowhere(descriptor: int) -> bool:
+    """Whether what is written there is lost: it is closed, or /dev/null."""
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return True
+    return stat.S_ISCHR(found.st_mode) and found.st_rdev == os.makedev(1, 3)
