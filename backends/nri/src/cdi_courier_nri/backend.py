@@ -293,12 +293,12 @@ class Handler:
             names = tuple(self._injector.requested(request))
             grant = self._injector.grant(request)
         except CourierError as error:
-            return Missed(request, names, f"a new one would be refused: {error}")
+            return Missed(request, names, f"a new one would be refused: {_short(error)}")
         if not grant:
             return None
         cure = "delete the pod, so that it is made anew"
         if isinstance(grant, Skipped):
-            cure = f"a new one would not get them either: {grant.error}"
+            cure = f"a new one would not get them either: {_short(grant.error)}"
         return Missed(request, names, cure)
 
 
@@ -313,6 +313,11 @@ def _why_idle(known: Mapping[str, Any], path: str, kind: str) -> str:
                 return f'[runtimes] "{key}" gives them to backend {runtime.backend}'
             break  # a path beats a kind
     return ""
+
+
+def _short(error: CourierError) -> str:
+    # Without the hint, which may hold lines to paste: it comes with the refusal itself.
+    return f"{error.code}: {error.message}"
 
 
 def _request(pod: Any, container: Any) -> ContainerRequest:
