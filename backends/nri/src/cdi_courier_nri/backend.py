@@ -171,6 +171,7 @@ class Handler:
         self._idle = ""
         self._prepared: dict[int, tuple[ContainerEdits, PreparedEdits]] = {}
         self._told_unowned = False
+        self._unsaid: list[tuple[ContainerRequest, Injection]] = []
         self._by_names = functools.lru_cache(_MAX_PREPARED)(adjustment.by_names)
 
     def configured(self, info: Configured) -> None:
@@ -179,6 +180,9 @@ class Handler:
         self._nri = runtimes.nri_version(name, version, info.nri_version)
         self._prepared.clear()
         self._told_unowned = False
+        for request, _ in self._unsaid:
+            logger.warning("not injected %s: the connection ended before the answer was sent", request)
+        self._unsaid.clear()
         self._idle = _why_idle(self._runtimes, self._path, runtimes.kind(name))
         if self._idle:
             logger.warning("this runtime's containers are left alone: %s", self._idle)
@@ -235,6 +239,12 @@ class Handler:
             return self._reader.submit(self._read, functools.partial(self._answer, event, request, grant))
         return self._answer(event, request, grant, snapshot)
 
+    def answered(self) -> None:
+        """Log what has been injected since the last call."""
+        for request, injection in self._unsaid:
+            logger.info("injected %s: %s", request, ",".join(injection.names))
+        self._unsaid.clear()
+
     def _read(self, then: Callable[[Snapshot], bytes]) -> Callable[[], bytes]:
         # The answer is given in the connection's thread, and only if it is still waited for.
         return functools.partial(then, self._registry.snapshot())
@@ -253,7 +263,7 @@ class Handler:
                 data = self._by_edits(event, request, injection)
         except CourierError as error:
             _refuse(request, error)
-        logger.info("injected %s: %s", request, ",".join(injection.names))
+        self._unsaid.append((request, injection))
         return data
 
     def _by_edits(self, event: CreateContainer, request: ContainerRequest, injection: Injection) -> bytes:

@@ -111,6 +111,10 @@ class Handler(Protocol):
         """
 
 
+    def answered(self) -> None:
+        """Do what can wait until answers are on their way, such as to log them."""
+
+
 Answer = (
     Any  # bytes | CreateContainerResponse | Future of these or of a function; messages have no static type
 )
@@ -358,6 +362,7 @@ class _SessionLoop:
                 self._handshake(event)
         if out := self.session.outgoing():
             self._write(out)
+            self._guarded(self._handler.answered)
         return True
 
     def _create_container(self, event: CreateContainer) -> None:
@@ -421,6 +426,7 @@ class _SessionLoop:
                 self.session.refuse(token, DEADLINE_EXCEEDED, late)
         if out := self.session.outgoing():
             self._write(out)
+            self._guarded(self._handler.answered)
 
     def _handshake(self, event: Event) -> None:
         """Handle the handshake: send the answer first, then call the handler, which may take its time."""
