@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 with atheris.instrument_imports(include=["cdi_courier_nri"]):
     from cdi_courier_nri.session import Configured, CreateContainer, Registered, Session, State, Synchronized
+    from cdi_courier_nri.ttrpc import MAX_DATA
 from cdi_courier.errors import ProtocolError
 from support.nri_runtime import frame, go_frames, go_messages, message, request, response
 
@@ -30,6 +31,9 @@ _METHODS = (
     "",
     "\x1b\u00e9",
 )
+
+_SIZES = (0, 1, 4082, 4083, 4084, 10_000, MAX_DATA - 5, MAX_DATA)
+"""Bytes of a container's adjustment: around Go's buffer, and up to and above what ttrpc takes."""
 
 RAW = 0x80
 """In the first byte: what follows is the stream itself. The other bits are the pieces' size, less one."""
@@ -192,14 +196,19 @@ def held(pieces: list[bytes]) -> tuple[list[object], bytes, str]:
         sent += session.outgoing()
         events += map(described, new)
         creates += [event for event in new if isinstance(event, CreateContainer)]
-        assert retained(session) <= told
+        assert retained(session) <= (told if session.partial else 0)
+    # A request has 18 bytes at least, and its answer repeats, escapes and explains no more than this.
+    assert len(sent) <= 1024 + 100 * told
     for event in creates:
         name = event.container.name
-        if name.startswith("no"):
-            session.refuse(event.token, 7, name)
+        if event.token & 2:
+            session.refuse(event.token, 7, name * 400)
         else:
-            assert session.reply(event.token, name.encode() * 100)
-    return events, sent + session.outgoing(), ""
+            size = _SIZES[len(name) % len(_SIZES)]
+            assert session.reply(event.token, b"x" * size) == (size < MAX_DATA)
+    sent += session.outgoing()
+    assert session.lost().code == "NRI010"
+    return events, sent, ""
 
 
 def one_input(data: bytes) -> None:
@@ -214,8 +223,6 @@ def one_input(data: bytes) -> None:
         assert (also, trouble) == (sent, error)
         # Events of the piece that an error came in are lost with it.
         assert more[: len(events)] == events if error else more == events, (more, events)
-    # A request has 18 bytes at least, and its answer repeats, escapes and explains no more than this.
-    assert len(sent) <= 1024 + 100 * len(whole)
     answers = go_messages(sent)
     assert {(conn, kind) for conn, _, kind, _ in answers} <= {(2, 1), (1, 2)}
     if not error:
