@@ -556,8 +556,12 @@ class Peer:
             raise
 
     def _next_frame(self, conn: int) -> bytes:
+        left = self._until[conn] - time.monotonic()
+        if left <= 0:
+            # Whoever looks too late does not find what came in time, either.
+            raise DeadlineExceeded("deadline exceeded")
         try:
-            data = self._queues[conn].get(timeout=max(0, self._until[conn] - time.monotonic()))
+            data = self._queues[conn].get(timeout=left)
         except queue.Empty:
             raise DeadlineExceeded("deadline exceeded") from None
         if data is None:
@@ -863,7 +867,7 @@ class NriRuntime:
             try:
                 yield from self._synchronize(peer)
             except (ConnectionLost, TooLargeToSend) as error:
-                if habits.forgets and not peer.lost.is_set():
+                if habits.forgets and isinstance(error, DeadlineExceeded | TooLargeToSend):
                     peer.forgotten.set()
                 raise ConnectionLost(f"failed to synchronize: {error}") from error
         peer.ready.set()

@@ -349,6 +349,23 @@ def test_a_refused_registration_ends_the_session_with_the_runtimes_words() -> No
         session.receive(b"")
 
 
+def test_the_registration_has_one_reply() -> None:
+    """What comes on its stream after that means nothing, not even if it is an error."""
+    session = started()
+    session.receive(response(1))
+
+    assert session.receive(response(1, code=2, text="no")) == []
+
+
+def test_a_second_list_is_a_list_of_its_own() -> None:
+    """What an earlier Synchronize of the same session held is not listed again."""
+    listed = M["Synchronize"](pods=[pod()]).SerializeToString()
+    session = started()
+    events = session.receive(request(1, "Synchronize", listed) + request(3, "Synchronize", listed))
+
+    assert [described(event) for event in events] == [("synchronized", ["pod0"], [])] * 2
+
+
 def test_an_undecodable_registration_reply_is_a_protocol_error() -> None:
     """Nothing can be concluded from such a reply, so the session ends."""
     with pytest.raises(ProtocolError, match="NRI016"):
