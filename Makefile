@@ -59,9 +59,11 @@ fuzz: $(VENV)/.ready
 bench: $(VENV)/.ready
 	mkdir -p $(CACHE)
 	$(PYTHON) bench/cdi.py --json $(CACHE)/bench-cdi.json
+	$(PYTHON) bench/nri.py --json $(CACHE)/bench-nri.json
 
 bench-check: $(VENV)/.ready
 	$(PYTHON) bench/cdi.py --check
+	$(PYTHON) bench/nri.py --check
 
 clean:
 	rm -rf $(VENV) $(CACHE)

@@ -10,8 +10,8 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from support.containerd import SUITES_1_7, SUITES_2
-from support.lab import Lab, unsuitable
+from support.containerd import SUITES_1_7, SUITES_2, Handler, runc_of
+from support.lab import NEWER, Lab, unsuitable
 from support.packages import Packages
 
 
@@ -26,17 +26,22 @@ def packages() -> Packages:
     return Packages()
 
 
+def newer_runc(packages: Packages) -> dict[str, Handler]:
+    """The handler `NEWER`: a runc that knows mounts with mapped owners, which the machine's does not."""
+    return {NEWER: Handler(runc_of(packages, "sid"))}
+
+
 @pytest.fixture(scope="session")
 def containerd21(packages: Packages) -> Iterator[Lab]:
     """A lab with containerd 2.1 or newer, shared by the session; `lab` gives it out clean."""
-    with Lab(SUITES_2, packages=packages) as lab:
+    with Lab(SUITES_2, packages=packages, handlers=newer_runc(packages)) as lab:
         yield lab
 
 
 @pytest.fixture(scope="session")
 def containerd17(packages: Packages) -> Iterator[Lab]:
     """A lab with containerd 1.7, shared by the session; `lab17` gives it out clean."""
-    with Lab(SUITES_1_7, packages=packages) as lab:
+    with Lab(SUITES_1_7, packages=packages, handlers=newer_runc(packages)) as lab:
         yield lab
 
 

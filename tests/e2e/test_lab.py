@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -10,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import containerd, host
-from support.cri import RUNNING, CriError
-from support.lab import Lab, reap_stale
+from support import cni, containerd, host
+from support.cri import RUNNING, USERNS_ROOT, CriError
+from support.lab import NEWER, Lab, reap_stale
 from support.packages import Packages, machine_suite
 from support.waiting import wait_for
 
@@ -128,14 +127,14 @@ def test_a_failing_daemon_shows_its_log(packages: Packages) -> None:
 
 
 def test_nothing_is_left_when_a_lab_closes(packages: Packages) -> None:
-    """Processes, mounts, cgroups, shim sockets and files go, also when pods still run."""
+    """Processes, mounts, cgroups, network namespaces, shim sockets and files go, also when pods still run."""
     with Lab(packages=packages) as lab:
-        pod = lab.cri.run_pod("left")
+        pod = lab.cri.run_pod("left", host_network=False)
         lab.cri.run_container(pod, "c0")
         during = lab.leftovers()
         sockets = containerd.shim_sockets(lab.containerd.root)
 
-    assert {"process", "mount", "cgroup", "folder"} <= {line.split()[0] for line in during}
+    assert {"process", "mount", "cgroup", "folder", "note"} <= {line.split()[0] for line in during}
     assert lab.leftovers() == []
     assert sockets
     assert not any(path.exists() for path in sockets)
@@ -144,7 +143,7 @@ def test_nothing_is_left_when_a_lab_closes(packages: Packages) -> None:
 def test_nothing_is_left_when_the_daemon_was_killed(packages: Packages) -> None:
     """The same without a daemon that could help."""
     with Lab(packages=packages) as lab:
-        pod = lab.cri.run_pod("left")
+        pod = lab.cri.run_pod("left", host_network=False)
         lab.cri.run_container(pod, "c0")
         sockets = containerd.shim_sockets(lab.containerd.root)
         lab.containerd.kill()
@@ -161,7 +160,7 @@ import sys
 from support.lab import Lab
 lab = Lab()
 lab.start()
-lab.cri.run_container(lab.cri.run_pod("orphan"), "c0")
+lab.cri.run_container(lab.cri.run_pod("orphan", host_network=False), "c0")
 print(lab.root, flush=True)
 sys.stdin.read()
 """
@@ -184,6 +183,7 @@ sys.stdin.read()
 
     assert not root.exists()
     assert host.processes_of(root) + host.mounts_below(root) + host.cgroups(f"/{root.name}") == []
+    assert cni.notes_on(root) == []
     assert sockets
     assert not any(path.exists() for path in sockets)
 
@@ -218,6 +218,49 @@ def test_containerd_1_7_runs_with_the_same_code(lab17: Lab) -> None:
     assert lab17.cri.exec_sync(granted, ["sh", "-c", TRY_KMSG]).rc == 0
 
 
+def test_two_kinds_of_containerd_run_at_once(lab: Lab, lab17: Lab) -> None:
+    """Each sees its own pods, and a container of one runs on when the other is killed."""
+    pods = [each.cri.run_pod(name) for each, name in ((lab, "two"), (lab17, "one"))]
+    container = lab.cri.run_container(pods[0], "c0")
+    lab17.cri.run_container(pods[1], "c0")
+    seen = [[pod.metadata.name for pod in each.cri.list_pods()] for each in (lab, lab17)]
+
+    lab17.containerd.kill()
+
+    assert seen == [["two"], ["one"]]
+    assert lab.cri.exec_sync(container, ["echo", "hello"]) == (0, "hello\n", "")
+
+
+@pytest.mark.parametrize("which", ["lab", "lab17"], ids=["2.1", "1.7"])
+def test_a_pod_may_have_a_network_of_its_own(which: str, request: pytest.FixtureRequest) -> None:
+    """It has an address for the runtime, and none of the host's interfaces."""
+    lab: Lab = request.getfixturevalue(which)
+    pod = lab.cri.run_pod("own", host_network=False)
+
+    container = lab.cri.run_container(pod, "c0")
+
+    assert lab.cri.pod_status(pod).status.network.ip == cni.ADDRESS
+    assert lab.cri.exec_sync(container, ["ls", "/sys/class/net"]).stdout == "lo\n"
+
+
+@pytest.mark.parametrize("which", ["lab", "lab17"], ids=["2.1", "1.7"])
+def test_a_pod_may_have_a_user_namespace_of_its_own(which: str, request: pytest.FixtureRequest) -> None:
+    """Its root is somebody else on the host, its files are its own, and a mount's are nobody's."""
+    lab: Lab = request.getfixturevalue(which)
+    file = lab.root / "of-the-host"
+    file.touch()
+    pod = lab.cri.run_pod("own", host_users=False, handler=NEWER)
+
+    container = lab.cri.run_container(pod, "c0", mounts=[(file, "/mounted", True)])
+
+    script = "cat /proc/self/uid_map; stat -c %u /bin/busybox /mounted"
+    rc, out, err = lab.cri.exec_sync(container, ["sh", "-c", script])
+    assert (rc, out.split(), err) == (0, ["0", str(USERNS_ROOT), "65536", "0", "65534"], "")
+    assert lab.cri.runtime_spec(container)["linux"]["uidMappings"] == [
+        {"containerID": 0, "hostID": USERNS_ROOT, "size": 65536}
+    ]
+
+
 def test_runc_of_a_newer_suite_runs_beside_the_machine_s(packages: Packages) -> None:
     """A handler's runc may need a newer C library than the machine has; annotations reach it."""
     newer = containerd.Handler(containerd.runc_of(packages, "sid"), pod_annotations=("lab.example/*",))
@@ -228,9 +271,8 @@ def test_runc_of_a_newer_suite_runs_beside_the_machine_s(packages: Packages) -> 
         container = lab.cri.run_container(pod, "c0")
 
         result = lab.cri.exec_sync(container, ["echo", "hello"])
-        info = json.loads(lab.cri.container_status(container, verbose=True).info["info"])
+        annotations = lab.cri.runtime_spec(container)["annotations"]
 
-    annotations = info["runtimeSpec"]["annotations"]
     assert result == (0, "hello\n", "")
     assert annotations["lab.example/key"] == "value"
     assert "other" not in annotations

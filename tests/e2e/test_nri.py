@@ -1,4 +1,7 @@
-"""The NRI backend on a real containerd: what containers get, and what is said when they get nothing."""
+"""The NRI backend on real containerds: what containers get, and what is said when they get nothing.
+
+By names and by edits alike; what only edits have to be asked is in `test_nri_edits`.
+"""
 
 from __future__ import annotations
 
@@ -6,131 +9,50 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from socket import AF_UNIX, socket
-from typing import Any
 
 import pytest
-from support.courier import Courier
-from support.cri import CriError, Pod
 from support.lab import Lab
-from support.waiting import wait_for
+from support.scenario import (
+    ALL,
+    DOMAIN,
+    GRANTED_NAMESPACE,
+    HOSTS,
+    KIND,
+    OPEN_FUSE,
+    OPEN_KMSG,
+    annotated,
+    devices_of,
+    hook,
+    marker,
+    on_host,
+    refusal,
+    run,
+    serving,
+    shell,
+    spec,
+)
 
 pytestmark = pytest.mark.runtime
 
-KIND = "management.nvidia.com/gpu"
-ALL = f"{KIND}=all"
-DOMAIN = "nvidia.cdi.k8s.io"
-STATUS = "cdi-courier.io/status"
-GRANTED_NAMESPACE = "gpu-operator"  # one of the built-in rule's
-
-# The runtime reads a changed directory a moment after we do; until then it says this.
-RUNTIME_LAGS = "unresolvable CDI devices"
-SETTLED = 5.0  # seconds it may lag
 RECONNECTED = 3.0  # seconds from a socket's return until the plugin serves on it
 
-
-def open_node(major: int, minor: int) -> str:
-    """Shell: open a node of one's own making for writing, which the device cgroup allows only if granted."""
-    return f"rm -f /tmp/node; mknod /tmp/node c {major} {minor} && exec 3>/tmp/node"
+# For what does not depend on the runtime or on what it is sent.
+on_one_host = pytest.mark.parametrize("lab", ["2.1-names"], indirect=True)
 
 
-OPEN_KMSG = open_node(1, 11)
-OPEN_FUSE = open_node(10, 229)
-
-
-def spec(kind: str = KIND, /, **devices: Mapping[str, Any]) -> dict[str, Any]:
-    """A spec file; every device sets ``COURIER_<NAME>=yes`` beside the edits given for it."""
-    return {
-        "cdiVersion": "0.6.0",
-        "kind": kind,
-        "devices": [
-            {"name": name, "containerEdits": {"env": [f"COURIER_{name.upper()}=yes"], **edits}}
-            for name, edits in devices.items()
-        ],
-    }
-
-
-def hook(record: Path) -> dict[str, Any]:
-    """Edits with a hook that adds a line to a file of the host."""
-    args = ["sh", "-c", f"echo ran >> {record}"]
-    return {"hooks": [{"hookName": "createContainer", "path": "/bin/sh", "args": args}]}
-
-
-def serving(
-    lab: Lab, tables: Mapping[str, Mapping[str, Any]] | None = None, *, name: str = "courier"
-) -> Courier:
-    """A daemon that containerd has introduced itself to."""
-    courier = lab.courier(tables, name=name)
-    courier.start()
-    courier.wait_for_log("synchronized:")
-    return courier
-
-
-def annotated(lab: Lab, name: str = "asks", namespace: str = GRANTED_NAMESPACE, **keys: str) -> Pod:
-    """A pod that asks; keys: ``container_c1`` is ``DOMAIN/container.c1``, ``bare`` is ``DOMAIN``."""
-    annotations = {
-        DOMAIN if key == "bare" else f"{DOMAIN}/{key.replace('_', '.')}": value for key, value in keys.items()
-    }
-    return lab.cri.run_pod(name, namespace, annotations=annotations)
-
-
-def run(lab: Lab, pod: Pod, name: str = "c1", **options: Any) -> str:
-    """Create and start a container, giving the runtime time to see a spec file that we see already."""
-
-    def create() -> str:
-        try:
-            return lab.cri.create_container(pod, name, **options)
-        except CriError as error:
-            if RUNTIME_LAGS in error.message:
-                return ""
-            raise
-
-    container = wait_for(create, SETTLED, "the runtime to see the spec files")
-    lab.cri.start(container)
-    return container
-
-
-def refusal(lab: Lab, pod: Pod, name: str = "c1") -> str:
-    """What the runtime says against the container."""
-    with pytest.raises(CriError) as caught:
-        lab.cri.create_container(pod, name)
-    assert caught.value.method == "CreateContainer"
-    return caught.value.message
-
-
-def shell(lab: Lab, container: str, script: str) -> tuple[int, str]:
-    rc, out, err = lab.cri.exec_sync(container, ["sh", "-c", script])
-    return rc, out + err
-
-
-def devices_of(lab: Lab, container: str) -> set[str]:
-    """The devices of `spec` that the container sees in its environment, in upper case."""
-    return set(re.findall(r"(?m)^COURIER_(\w+)=yes$", shell(lab, container, "env")[1]))
-
-
-def marker(lab: Lab, container: str) -> str | None:
-    """The status annotation of what the OCI runtime was given."""
-    info = json.loads(lab.cri.container_status(container, verbose=True).info["info"])
-    status: str | None = (info["runtimeSpec"].get("annotations") or {}).get(STATUS)
-    return status
+@pytest.fixture(params=HOSTS)
+def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
+    """Every host in turn, clean."""
+    yield from on_host(request, request.param)
 
 
 def line_of(path: Path, text: str) -> int:
     """The number of the line that holds the text."""
     return next(n for n, line in enumerate(path.read_text().splitlines(), 1) if text in line)
-
-
-@pytest.fixture(autouse=True)
-def no_traceback(lab: Lab) -> Iterator[None]:
-    """Whatever a test does to the daemon, its log holds no traceback."""
-    for path in lab.root.glob("*.log"):
-        path.unlink()
-    yield
-    for path in lab.root.glob("*.log"):
-        assert "Traceback" not in path.read_text(errors="replace")
 
 
 # What a container gets
@@ -213,6 +135,38 @@ def test_two_devices_come_from_two_spec_files(lab: Lab) -> None:
     assert marker(lab, container) == f"injected:{KIND}=one,{other}=two"
 
 
+def test_two_devices_may_share_what_they_bring(lab: Lab) -> None:
+    """A node, a mount and a variable of both are there once, as with a driver's control device."""
+    file = lab.root / "shared-file"
+    file.write_text("shared\n")
+    edits = {
+        "env": ["COURIER_SHARED=yes"],
+        "deviceNodes": [{"path": "/dev/courier0", "hostPath": "/dev/kmsg", "permissions": "rw"}],
+        "mounts": [{"hostPath": str(file), "containerPath": "/run/shared", "options": ["ro", "bind"]}],
+    }
+    lab.write_spec("all.json", spec(one=edits, two=edits))
+    serving(lab)
+
+    container = run(lab, annotated(lab, pod=f"{KIND}=one,{KIND}=two"))
+
+    assert shell(lab, container, "cat /run/shared && exec 3> /dev/courier0") == (0, "shared\n")
+    assert devices_of(lab, container) == {"SHARED"}
+    assert lab.cri.runtime_spec(container)["process"]["env"].count("COURIER_SHARED=yes") == 1
+
+
+def test_a_privileged_container_gets_its_device_too(lab: Lab) -> None:
+    """It has every device of the host already, one of the same path included, and ours beside them."""
+    nodes = [{"path": path, "hostPath": "/dev/fuse"} for path in ("/dev/courier0", "/dev/fuse")]
+    lab.write_spec("all.json", spec(all={"deviceNodes": nodes}))
+    serving(lab)
+
+    pod = lab.cri.run_pod("asks", GRANTED_NAMESPACE, annotations={f"{DOMAIN}/pod": ALL}, privileged=True)
+    container = run(lab, pod, privileged=True)
+
+    assert shell(lab, container, "stat -c %t:%T /dev/courier0 /dev/fuse") == (0, "a:e5\na:e5\n")
+    assert devices_of(lab, container) == {"ALL"}
+
+
 def test_a_device_asked_for_twice_in_one_annotation_is_injected_once(lab: Lab) -> None:
     """Its hook runs once, and the marker names it once."""
     record = lab.root / "hook-of-twice"
@@ -228,7 +182,7 @@ def test_a_device_asked_for_twice_in_one_annotation_is_injected_once(lab: Lab) -
 
 
 def test_a_device_that_the_kubelet_asks_for_too_is_granted(lab: Lab) -> None:
-    """One device by device plugin and by annotation is there; its hook runs once where the runtime tells."""
+    """One device by device plugin and by annotation is there; by edits its hook runs once, by names twice."""
     record = lab.root / "hook-of-both"
     record.unlink(missing_ok=True)
     node = {"path": "/dev/courier1", "hostPath": "/dev/kmsg", "permissions": "rw"}
@@ -240,8 +194,9 @@ def test_a_device_that_the_kubelet_asks_for_too_is_granted(lab: Lab) -> None:
     assert shell(lab, container, "exec 3> /dev/courier1") == (0, "")
     assert devices_of(lab, container) == {"ALL"}
     assert marker(lab, container) == f"injected:{ALL}"
-    # Older ones do not tell which names they inject, so ours comes on top: a known limit.
-    once = lab.containerd.binaries.version >= (2, 3)
+    # An edit that the container has already is not sent again. Names that the runtime injects anyway are
+    # known only where it tells them; elsewhere ours come on top: a known limit.
+    once = lab.delivery != "names" or lab.containerd.binaries.version >= (2, 3)
     assert record.read_text() == ("ran\n" if once else "ran\nran\n")
 
 
@@ -271,6 +226,7 @@ def test_another_domain_is_answered_when_it_is_configured(lab: Lab) -> None:
         (f"{ALL},{KIND}/gpu", "ANN001", "not a qualified CDI device name"),
         (f"{ALL},", "ANN002", "is empty"),
     ],
+    ids=["unknown", "malformed", "empty"],
 )
 def test_what_cannot_be_answered_fails_with_code_and_cause(
     lab: Lab, value: str, code: str, cause: str
@@ -318,6 +274,7 @@ def test_a_denied_namespace_fails_with_the_toml_that_would_allow_it(lab: Lab) ->
         ("on_denied", "default", ALL, "POL001"),
         ("on_unresolvable", GRANTED_NAMESPACE, f"{ALL},{KIND}=al", "CDI012"),
     ],
+    ids=["denied", "unresolvable"],
 )
 def test_with_skip_the_container_starts_without_devices(
     lab: Lab, key: str, namespace: str, value: str, code: str
@@ -340,19 +297,25 @@ def test_with_skip_a_malformed_annotation_still_fails(lab: Lab) -> None:
     assert "ANN002: " in refusal(lab, annotated(lab, container_c1=","))
 
 
-def test_edits_are_refused_in_clear_words_until_they_are_built(lab: Lab) -> None:
-    """With directories that the runtime may not read, `auto` means edits, and says so instead of guessing."""
+@pytest.mark.parametrize(
+    ("lab", "why"),
+    [
+        ("2.1-names", "[cdi] dirs are not the default ones"),
+        ("1.7-edits", "containerd honours CDI names over NRI only since 2.1.0"),
+    ],
+    indirect=["lab"],
+    ids=["2.1", "1.7"],
+)
+def test_auto_means_edits_unless_the_runtime_surely_reads_the_same_files(lab: Lab, why: str) -> None:
+    """The log says what is sent and why, and the device arrives."""
     lab.write_spec("all.json", spec(all={}))
-    courier = serving(lab, {"nri": {"delivery": "auto"}})
+    lab.delivery = "auto"
+    courier = serving(lab)
 
-    text = refusal(lab, annotated(lab, container_c1=ALL))
+    container = run(lab, annotated(lab, container_c1=ALL))
 
-    assert "DLV001: " in text
-    assert "edits are not built yet" in text
-    assert "[cdi] dirs are not the default ones" in text
-    assert 'set [nri] delivery = "names"' in text
-    courier.wait_for_log("delivering by edits: ")
-    assert marker(lab, run(lab, lab.cri.run_pod("plain", GRANTED_NAMESPACE))) is None
+    assert f"delivering by edits: {why}" in courier.log()
+    assert devices_of(lab, container) == {"ALL"}
 
 
 # Restarts
@@ -454,6 +417,7 @@ def test_without_any_directory_the_refusal_says_where_it_looked(lab: Lab) -> Non
 # Bad input
 
 
+@on_one_host
 @pytest.mark.parametrize(
     ("table", "key", "value", "code", "words"),
     [
@@ -461,6 +425,7 @@ def test_without_any_directory_the_refusal_says_where_it_looked(lab: Lab) -> Non
         ("cdi", "dirs", "/etc/cdi", "SET004", "an array of strings"),
         ("nri", "socket", "/run/nri.sock", "SET003", "sockets"),
     ],
+    ids=["bad-value", "bad-type", "unknown-key"],
 )
 def test_wrong_settings_end_the_start_with_file_line_and_key(
     lab: Lab, table: str, key: str, value: str, code: str, words: str
@@ -476,6 +441,7 @@ def test_wrong_settings_end_the_start_with_file_line_and_key(
     assert words in text
 
 
+@on_one_host
 def test_unreadable_settings_end_the_start(lab: Lab) -> None:
     """Exit status 2 for a file that is no TOML and for one that is not there."""
     broken, absent = lab.courier(name="broken"), lab.courier(name="absent")
@@ -505,6 +471,7 @@ def test_a_missing_socket_is_waited_for(lab: Lab) -> None:
     assert devices_of(lab, run(lab, annotated(lab, container_c1=ALL))) == {"ALL"}
 
 
+@on_one_host
 def test_a_socket_that_speaks_something_else_is_named(lab: Lab) -> None:
     """On containerd's gRPC socket the daemon says that it is not NRI's, goes on trying, stops cleanly."""
     courier = lab.courier({"nri": {"sockets": [str(lab.containerd.socket)]}})
@@ -518,6 +485,7 @@ def test_a_socket_that_speaks_something_else_is_named(lab: Lab) -> None:
     assert courier.stop() == 0
 
 
+@on_one_host
 def test_a_file_in_the_socket_s_place_is_named(lab: Lab) -> None:
     """The daemon says that the path is no socket and goes on looking at it."""
     path = lab.root / "file.sock"
@@ -530,6 +498,7 @@ def test_a_file_in_the_socket_s_place_is_named(lab: Lab) -> None:
     assert courier.stop() == 0
 
 
+@on_one_host
 def test_a_socket_without_permission_is_named(lab: Lab) -> None:
     """A daemon that may not connect says so and what to do, and goes on trying."""
     path, python = lab.root / "theirs.sock", lab.root / "python"
@@ -551,6 +520,7 @@ def test_a_socket_without_permission_is_named(lab: Lab) -> None:
         assert courier.stop() == 0
 
 
+@on_one_host
 def test_a_second_daemon_on_the_same_socket_does_not_start(lab: Lab) -> None:
     """Whatever its state directory is: exit status 1, and the first one's containers do not notice."""
     lab.write_spec("all.json", spec(all={}))
@@ -566,6 +536,7 @@ def test_a_second_daemon_on_the_same_socket_does_not_start(lab: Lab) -> None:
     assert devices_of(lab, run(lab, annotated(lab, container_c1=ALL))) == {"ALL"}
 
 
+@on_one_host
 def test_a_second_daemon_on_the_same_state_directory_does_not_start(lab: Lab) -> None:
     """Even for another socket: exit status 1."""
     serving(lab)

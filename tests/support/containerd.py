@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import host, image
+from . import cni, host, image
 from .cri import CriClient, CriError
 from .packages import Packages, machine_suite
 from .waiting import WaitTimeoutError, wait_for
@@ -150,6 +150,7 @@ class Containerd:
             return
         for folder in ("root", "state", "tmp", "opt", "cni/bin", "cni/conf", "nri/plugins", "nri/conf"):
             (self.root / folder).mkdir(parents=True, exist_ok=True)
+        cni.install(self.root / "cni/bin", self.root / "cni/conf")
         self.config_file.write_text(self.config())
         path = f"{self.binaries.shim_folder}:{os.environ.get('PATH', '/usr/sbin:/usr/bin:/sbin:/bin')}"
         with self.log_file.open("ab") as log:
@@ -294,6 +295,8 @@ sandbox = {_toml(image.NAME)}
 [{cri}]
 # Without CAP_SYS_RESOURCE the pause container's -998 cannot be set, and runc dies of it.
 restrict_oom_score_adj = true
+# Else they lie below /run/netns, which is everybody's.
+netns_mounts_under_state_dir = true
 enable_cdi = {_toml(self.cdi)}
 cdi_spec_dirs = {_toml(self.cdi_spec_dirs)}
 
@@ -313,6 +316,8 @@ version = 2
 [{cri}]
 # Without CAP_SYS_RESOURCE the pause container's -998 cannot be set, and runc dies of it.
 restrict_oom_score_adj = true
+# Else they lie below /run/netns, which is everybody's.
+netns_mounts_under_state_dir = true
 sandbox_image = {_toml(image.NAME)}
 {cdi if self.binaries.version >= (1, 7) else ""}
 

@@ -7,6 +7,7 @@ same to it.
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from cdi_courier.descriptors import message_classes
 from .image import FOREVER, NAME
 
 _POD, _CONTAINER, _NODE = 0, 1, 2  # NamespaceMode
+USERNS_ROOT = 1 << 20  # root's number on the host, for pods in a user namespace
 CREATED, RUNNING, EXITED, UNKNOWN = range(4)  # ContainerState
 
 _TIMEOUT = 60.0  # seconds a call may take; a pod takes under one
@@ -52,7 +54,9 @@ MESSAGES = message_classes(
         "PodSandboxStatusRequest": "1 pod_sandbox_id string, 2 verbose bool",
         "PodSandboxStatusResponse": "1 status PodSandboxStatus, 2 info map<string,string>",
         "PodSandboxStatus": "1 id string, 2 metadata PodSandboxMetadata, 3 state int32, 4 created_at int64, "
-        "7 labels map<string,string>, 8 annotations map<string,string>, 9 runtime_handler string",
+        "5 network PodSandboxNetworkStatus, 7 labels map<string,string>, 8 annotations map<string,string>, "
+        "9 runtime_handler string",
+        "PodSandboxNetworkStatus": "1 ip string",
         "ListPodSandboxRequest": "",
         "ListPodSandboxResponse": "1 items PodSandbox*",
         "PodSandbox": "1 id string, 2 metadata PodSandboxMetadata, 3 state int32, 4 created_at int64, "
@@ -222,16 +226,20 @@ class CriClient:
         handler: str = "",
         host_network: bool = True,
         host_users: bool = True,
+        privileged: bool = False,
     ) -> Pod:
-        """Start a pod on the host's network, which needs no network plugin.
+        """Start a pod.
 
-        handler: the runtime handler's name, empty for the default. host_users: False asks for a user
-        namespace of its own. Raises CriError.
+        handler: the runtime handler's name, empty for the default. host_network: False needs a network
+        plugin. host_users: False asks for a user namespace of its own, whose root is `USERNS_ROOT` outside,
+        and implies a network of its own, as the host's belongs to the host's root. privileged: its containers
+        may be so. Raises CriError.
         """
         uid = uid or str(uuid.uuid4())
+        host_network = host_network and host_users
         namespaces: dict[str, Any] = {"network": _NODE if host_network else _POD, "pid": _CONTAINER}
         if not host_users:
-            mapping = [{"host_id": 1 << 20, "container_id": 0, "length": 1 << 16}]
+            mapping = [{"host_id": USERNS_ROOT, "container_id": 0, "length": 1 << 16}]
             namespaces["userns_options"] = {"mode": _POD, "uids": mapping, "gids": mapping}
         config = MESSAGES["PodSandboxConfig"](
             metadata={"name": name, "uid": uid, "namespace": namespace},
@@ -246,7 +254,7 @@ class CriClient:
             annotations=annotations or {},
             linux={
                 "cgroup_parent": self.cgroup_parent,
-                "security_context": {"namespace_options": namespaces},
+                "security_context": {"namespace_options": namespaces, "privileged": privileged},
             },
         )
         request = MESSAGES["RunPodSandboxRequest"](config=config, runtime_handler=handler)
@@ -358,6 +366,12 @@ class CriClient:
         """ContainerStatusResponse; verbose: ``info["info"]`` is JSON with ``runtimeSpec`` and ``pid``."""
         request = MESSAGES["ContainerStatusRequest"](container_id=container, verbose=verbose)
         return self.call("ContainerStatus", request)
+
+    def runtime_spec(self, container: str) -> dict[str, Any]:
+        """The OCI runtime's configuration of the container, as JSON has it."""
+        info = json.loads(self.container_status(container, verbose=True).info["info"])
+        spec: dict[str, Any] = info["runtimeSpec"]
+        return spec
 
     def list_containers(self, pod: Pod | str | None = None) -> list[Any]:
         """Container messages, of one pod or of all."""

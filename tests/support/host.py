@@ -114,7 +114,7 @@ def file_system(path: Path) -> str:
 
 
 def mount_tmpfs(folder: Path) -> None:
-    argv = ["mount", "-t", "tmpfs", "-o", "mode=0700", "cdi-lab", str(folder)]
+    argv = ["mount", "-t", "tmpfs", "-o", "mode=0711", "cdi-lab", str(folder)]
     subprocess.run(argv, capture_output=True, check=True)
 
 

@@ -1,8 +1,8 @@
 """A whole host in one folder: a private containerd, its CRI, CDI directories, and `cdi-courier run`.
 
 Tests and the demo open one with `Lab(...)`. When it closes, also after a failure or Ctrl-C, no process,
-mount, cgroup or file of it is left; what does not go is named in `LeftoverError`. It must not know what is
-tested in it.
+mount, cgroup, network namespace or file of it is left; what does not go is named in `LeftoverError`. It must
+not know what is tested in it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from . import cni, host, image
 from . import containerd as containerd_module
-from . import host, image
 from .containerd import Binaries, Containerd, Handler
 from .courier import Courier, CourierFailure
 from .cri import CriClient, CriError
 from .packages import PackageError, Packages, Progress, machine_suite
 
 __all__ = ["Courier", "CourierFailure", "Lab", "LeftoverError", "reap_stale", "unsuitable"]
+
+NEWER = "newer"  # the handler whose runc can map the owners of mounts, where a lab has one
 
 _PREFIX = "cdi-lab-"
 _OWNER = "owner"
@@ -44,11 +46,12 @@ class Lab:
     `containerd.installed()`. nri, cdi, handlers, extra_config: as in `Containerd`. progress: called with a
     line for a person before whatever takes time.
 
-    root            everything, mode 0700, below the system's temporary folder
+    root            everything, mode 0711, below the system's temporary folder
     cdi_dirs        the two CDI directories, ascending priority, empty
     nri_socket      where plugins connect
     state_dir       for `cdi-courier`'s own state
     containerd, cri the daemon and its client
+    delivery        the [nri] delivery that `settings` writes, until `reset`
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class Lab:
             "handlers": handlers or {},
             "extra_config": extra_config,
         }
+        self.delivery = "names"
         self._couriers: list[Courier] = []
         self._open = False
 
@@ -97,6 +101,8 @@ class Lab:
         busybox = self._packages.fetch("busybox-static", machine_suite()) / "bin/busybox"
         self.root = Path(tempfile.mkdtemp(prefix=_PREFIX))
         self._open = True
+        # Root of a user namespace is nobody special here, and its containers lie below.
+        self.root.chmod(0o711)
         atexit.register(self._at_exit)
         self.cgroup = f"/{self.root.name}"
         if host.file_system(self.root) == "overlayfs":
@@ -151,7 +157,7 @@ class Lab:
         """
         merged: dict[str, dict[str, Any]] = {
             "cdi": {"dirs": [str(path) for path in self.cdi_dirs]},
-            "nri": {"sockets": [str(self.nri_socket)], "delivery": "names"},
+            "nri": {"sockets": [str(self.nri_socket)], "delivery": self.delivery},
             "service": {"state_dir": str(self.state_dir), "log_format": "text"},
         }
         for table, values in (tables or {}).items():
@@ -189,6 +195,7 @@ class Lab:
         self.containerd.start()
         self.remove_pods()
         self.clear_specs()
+        self.delivery = "names"
         shutil.rmtree(self.state_dir, ignore_errors=True)
         self.state_dir.mkdir()
 
@@ -273,6 +280,7 @@ def _remove(root: Path, cgroup: str) -> None:
     host.end_processes(lambda: {*host.processes_of(root), *host.processes_in_cgroup(cgroup)})
     containerd_module.remove_sockets(containerd_module.shim_sockets(root / _CONTAINERD))
     host.unmount_below(root)
+    cni.remove_notes_on(root)
     host.remove_cgroup(cgroup)
     # The owner's file goes last: should this be interrupted, the next lab finds it and goes on.
     with contextlib.suppress(FileNotFoundError):
@@ -294,6 +302,7 @@ def _leftovers(root: Path, cgroup: str) -> list[str]:
     found += [f"process {pid} in cgroup {cgroup}" for pid in host.processes_in_cgroup(cgroup)]
     found += [f"mount {point}" for point in host.mounts_below(root)]
     found += [f"cgroup {path}" for path in host.cgroups(cgroup)]
+    found += [f"note {path}" for path in cni.notes_on(root)]
     if root.exists():
         found.append(f"folder {root}")
     return found

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     # One domain of one dialect: key prefixes with "does the container's name follow?", and the parser.
     KeyFamily = tuple[tuple[tuple[str, bool], ...], Callable[[str], list[str]]]
+    # key, value, parser, longest value in bytes → names
+    NamesOf = Callable[[str, str, Callable[[str], list[str]], int], Sequence[str]]
 
 _BLANKS = " \t\r\n"
 _CONTAINER = "{container}"
@@ -83,14 +85,18 @@ def requested_devices(
     *,
     max_names: int = 64,
     max_length: int = 4096,
+    names_of: NamesOf | None = None,
 ) -> dict[str, str]:
     """The qualified names asked for, in order and without duplicates, each with the key that asks for it.
+
+    names_of: `names_in_value`, or what remembers its results.
 
     Within a family the first key present decides, even if its value is blank; families are concatenated.
     Raises `AnnotationError`: ``ANN001`` not a qualified name, ``ANN002`` empty item, ``ANN003`` value longer
     than `max_length` bytes, ``ANN004`` more than `max_names` names.
     """
     requested: dict[str, str] = {}
+    names_of = names_of or names_in_value
     for forms, parse in families:
         for prefix, scoped in forms:
             if scoped:
@@ -102,7 +108,7 @@ def requested_devices(
             value = annotations.get(key)
             if value is None:
                 continue
-            for name in _names(key, value, parse, max_length):
+            for name in names_of(key, value, parse, max_length):
                 requested.setdefault(name, key)
             break
     if len(requested) > max_names:
@@ -115,7 +121,8 @@ def requested_devices(
     return requested
 
 
-def _names(key: str, value: str, parse: Callable[[str], list[str]], max_length: int) -> list[str]:
+def names_in_value(key: str, value: str, parse: Callable[[str], list[str]], max_length: int) -> Sequence[str]:
+    """The names that one annotation's value holds, in order. Raises as `requested_devices` for that alone."""
     # A character is at least one byte: the encoder sees only what could still fit.
     if len(value) > max_length or len(value.encode("utf-8", "surrogatepass")) > max_length:
         raise AnnotationError(

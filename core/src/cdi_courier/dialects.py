@@ -27,6 +27,9 @@ def yaml_list(value: str) -> list[str]:
     try:
         # Like the plugin it is compatible with, only the first document counts.
         document = next(yaml.load_all(value, Loader=yaml.CBaseLoader), None)
+    except UnicodeError:
+        # An OCI config is JSON, which can hold half a surrogate pair; libyaml takes only what UTF-8 can say.
+        raise AnnotationError("ANN005", f"{quoted(value)} is not Unicode text", _HINT) from None
     except (yaml.YAMLError, RecursionError) as error:
         problem = getattr(error, "problem", None) or "nested too deeply"
         raise AnnotationError("ANN005", f"{quoted(value)} is not YAML: {problem}", _HINT) from None

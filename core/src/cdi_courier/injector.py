@@ -6,12 +6,13 @@ tested alone: `annotations.requested_devices`, `policy.require`, `Snapshot.resol
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from attrs import field, frozen
 
-from cdi_courier.annotations import Dialect, compile_keys, requested_devices
+from cdi_courier.annotations import Dialect, compile_keys, names_in_value, requested_devices
 from cdi_courier.errors import CdiError, CourierError, PolicyDenied
 from cdi_courier.policy import require
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from cdi_courier.cdi.snapshot import Snapshot
     from cdi_courier.request import ContainerRequest
     from cdi_courier.settings import Settings
+
+
+_KEPT_VALUES: Final = 64  # of at most [annotations] max_length each
 
 
 @frozen
@@ -47,6 +51,16 @@ class Skipped:
     error: CourierError
 
 
+@frozen
+class Grant:
+    """What a container asks for and may have, before it is known what that is.
+
+    requested: qualified name → the annotation key that asked for it, in the order asked for.
+    """
+
+    requested: Mapping[str, str]
+
+
 class Injector:
     """Answers requests from one set of settings and one registry. Stateless apart from the registry."""
 
@@ -55,6 +69,8 @@ class Injector:
         self._families = compile_keys(
             [wanted[name] for name in settings.annotations.dialects], settings.annotations.domains
         )
+        # Most pods of a node ask in the same few words. Refusals are not kept: they are worded anew.
+        self._names_of = functools.lru_cache(_KEPT_VALUES)(names_in_value)
         self._max_names = settings.annotations.max_names
         self._max_length = settings.annotations.max_length
         self._policy = settings.policy.compiled()
@@ -70,6 +86,7 @@ class Injector:
             self._families,
             max_names=self._max_names,
             max_length=self._max_length,
+            names_of=self._names_of,
         )
 
     def inject(self, request: ContainerRequest) -> Injection | Skipped | None:
@@ -77,25 +94,32 @@ class Injector:
 
         Raises `AnnotationError`, `PolicyDenied` and `CdiError` (a name that cannot be resolved), the last
         two only where the settings do not say ``skip``. It is always the whole request that fails or is
-        skipped: a container with half of its devices would be harder to understand than one without.
+        skipped: a container with half of its devices would be harder to understand than one without. Reads
+        spec files if they have changed; who must not wait for that calls the two halves of this.
         """
+        grant = self.grant(request)
+        return self.resolve(grant, self.registry.snapshot()) if isinstance(grant, Grant) else grant
+
+    def grant(self, request: ContainerRequest) -> Grant | Skipped | None:
+        """The first half of `inject`: who asks for what, and may they? Touches no file."""
         requested = self.requested(request)
         if not requested:
             return None
-        names = tuple(requested)
         try:
-            require(self._policy, request, names)
+            require(self._policy, request, requested)
         except PolicyDenied as error:
             if self._skip_denied:
-                return Skipped(names, error)
+                return Skipped(tuple(requested), error)
             raise
+        return Grant(requested)
+
+    def resolve(self, grant: Grant, snapshot: Snapshot) -> Injection | Skipped:
+        """The second half of `inject`: what is it?"""
+        names = tuple(grant.requested)
         try:
-            return self._resolve(self.registry.snapshot(), names, requested)
+            resolution = snapshot.resolve(names)
         except CdiError as error:
             if self._skip_unresolvable:
                 return Skipped(names, error)
             raise
-
-    def _resolve(self, snapshot: Snapshot, names: tuple[str, ...], requested: Mapping[str, str]) -> Injection:
-        resolution = snapshot.resolve(names)
-        return Injection(names, resolution.edits, requested, resolution.files)
+        return Injection(names, resolution.edits, grant.requested, resolution.files)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
 
 import platformdirs
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 _ATTEMPTS = 5
+_LONGEST_NAME: Final = 200  # bytes; a file name may have 255
 
 
 def socket_locks() -> Path:
@@ -34,11 +35,22 @@ def socket_locks() -> Path:
 @contextlib.contextmanager
 def runtime_socket(path: str) -> Iterator[None]:
     """Hold the lock of a runtime's socket, which need not exist yet. Raises `HostError` ``HST002``."""
-    # The real path: /var/run/nri/nri.sock and /run/nri/nri.sock are one socket.
-    name = hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:32]
     folder = socket_locks()
-    with exclusive(folder / name, f"the runtime socket {path}", own=(folder, folder.parent)):
+    with exclusive(folder / _name_of(path), f"the runtime socket {path}", own=(folder, folder.parent)):
         yield
+
+
+def _name_of(path: str) -> str:
+    """A file name for a path: one for all ways to write it."""
+    # The real path: /var/run/nri/nri.sock and /run/nri/nri.sock are one socket.
+    real = os.path.realpath(path)
+    name = quote(os.fsencode(real.removeprefix("/")), safe="")
+    if len(name) <= _LONGEST_NAME:
+        return name
+    # hashlib brings OpenSSL, 3 MB of the daemon's memory; no real socket has such a path.
+    import hashlib
+
+    return hashlib.sha256(os.fsencode(real)).hexdigest()
 
 
 @contextlib.contextmanager

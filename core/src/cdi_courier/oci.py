@@ -18,6 +18,7 @@ from cdi_courier.errors import CdiError, quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     Json = dict[str, Any]
@@ -46,12 +47,13 @@ def apply_edits(config: Json, edits: Json) -> Json:
     return edited
 
 
-def complete_node(node: Json) -> Json:
+def complete_node(node: Json, lstat: Callable[[str], os.stat_result] = os.lstat) -> Json:
     """Return a device node with what it leaves open filled in from the host: steps 1 to 8 of section 7.
 
     `node` is a CDI device node; the result always has ``path``, ``hostPath``, ``type``, ``major`` and
     ``minor``, and ``fileMode`` unless the node is complete in itself and missing on the host. A symbolic
-    link is not followed. Raises `CdiError` ``CDI017``.
+    link is not followed. lstat: tells what the host has at a path, for whoever has looked already. Raises
+    `CdiError` ``CDI017``.
     """
     done = dict(node)
     path = node["path"]
@@ -63,7 +65,7 @@ def complete_node(node: Json) -> Json:
     reason = ""
     host_kind = ""
     try:
-        found = os.lstat(host_path)
+        found = lstat(host_path)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
     else:
@@ -173,7 +175,7 @@ def _apply_mounts(config: Json, mounts: list[Json]) -> None:
         if spec.get("type"):
             mount["type"] = spec["type"]
         if user_namespace:
-            options += _id_map_option(mount.get("type"), options)
+            options += id_map_option(mount.get("type"), options)
         if options:
             mount["options"] = options
         for position, other in enumerate(current):
@@ -185,8 +187,11 @@ def _apply_mounts(config: Json, mounts: list[Json]) -> None:
     current.sort(key=lambda mount: _depth(_absent_if_null(mount, "destination", "")))
 
 
-def _id_map_option(kind: str | None, options: list[str]) -> list[str]:
-    """Return the option without which a bind mount belongs to nobody inside a user namespace."""
+def id_map_option(kind: str | None, options: list[str]) -> list[str]:
+    """The option, as a list of one or none, without which a bind mount in a user namespace is nobody's.
+
+    kind, options: the mount's type and options, which are not changed. Source: contracts cdi.md section 7.
+    """
     if "idmap" in options or "ridmap" in options:
         return []
     found = ["idmap"] if kind == "bind" else []

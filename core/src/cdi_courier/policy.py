@@ -29,6 +29,10 @@ _MAX_LISTED = 4
 _MAX_RULE = 1500
 
 
+def _is_plain(pattern: str) -> bool:
+    return not any(c in pattern for c in "*?[")
+
+
 class Rule:
     """One rule; a list of patterns matches if any of them does.
 
@@ -38,7 +42,7 @@ class Rule:
     source: for a person, e.g. ``rule 2 of /etc/cdi-courier/conf.d/50-gpu.toml``.
     """
 
-    __slots__ = ("action", "containers", "devices", "namespaces", "pods", "source")
+    __slots__ = ("_any_device", "_who", "action", "containers", "devices", "namespaces", "pods", "source")
 
     def __init__(
         self,
@@ -55,18 +59,35 @@ class Rule:
         self.pods = tuple(pods)
         self.containers = tuple(containers)
         self.devices = tuple(("*", "*", "*") if d == "*" else split_device(d) for d in devices)
+        # What decides nearly always is made ready: a list that matches anything, and names without globs.
+        self._any_device = ("*", "*", "*") in self.devices
+        self._who = tuple(
+            (
+                field,
+                frozenset(p for p in patterns if _is_plain(p)),
+                tuple(p for p in patterns if not _is_plain(p)),
+            )
+            for field, patterns in (
+                ("namespace", self.namespaces),
+                ("pod", self.pods),
+                ("container", self.containers),
+            )
+            if "*" not in patterns
+        )
         self.source = source
 
     def asks(self, request: ContainerRequest) -> bool:
         """Does the rule speak of whoever asks?"""
-        return (
-            _matches(request.namespace, self.namespaces)
-            and _matches(request.pod, self.pods)
-            and _matches(request.container, self.containers)
-        )
+        for field, names, patterns in self._who:
+            text = getattr(request, field)
+            if text not in names and not _matches(text, patterns):
+                return False
+        return True
 
     def covers(self, device: str) -> bool:
         """Does the rule speak of this qualified device name?"""
+        if self._any_device:
+            return True
         vendor, class_, name = split_device(device)
         return any(
             fnmatchcase(vendor, v) and fnmatchcase(class_, c) and fnmatchcase(name, n)
@@ -163,7 +184,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _matches(text: str, patterns: Sequence[str]) -> bool:
-    return any(pattern == "*" or fnmatchcase(text, pattern) for pattern in patterns)
+    return any(fnmatchcase(text, pattern) for pattern in patterns)
 
 
 def _literal(text: str) -> str:

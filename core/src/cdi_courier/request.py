@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from cdi_courier.errors import quoted
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,6 +38,10 @@ class ContainerRequest:
         self.pod = pod
         self.container = container
         self.origin = origin
+
+    def __str__(self) -> str:
+        """``namespace/pod/container`` for a log: one harmless line, or a name could forge a second record."""
+        return quoted(f"{self.namespace}/{self.pod}/{self.container}", None)[1:-1]
 
     def __repr__(self) -> str:
         return f"ContainerRequest({self.origin} {self.namespace}/{self.pod}/{self.container})"

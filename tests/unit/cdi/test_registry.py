@@ -202,7 +202,7 @@ def test_a_change_is_seen_at_once(change: Callable[[Path], None], low: Path, reg
 
     change(low)
 
-    assert registry.changed()
+    assert registry.current() is None
     assert env_of(registry.snapshot()) == ("A=2",)
 
 
@@ -216,11 +216,11 @@ def test_another_file_is_seen_without_the_rule_of_rest(
     monkeypatch.setattr(registry_module.time, "time_ns", lambda: 2**62)
     (low / "a.yaml").write_text(spec(env="A=1"))
     assert env_of(registry.snapshot()) == ("A=1",)
-    assert not registry.changed()
+    assert registry.current() is not None
 
     change(low)
 
-    assert registry.changed()
+    assert registry.current() is None
     assert env_of(registry.snapshot()) == ("A=2",)
 
 
@@ -297,10 +297,10 @@ def test_an_unchanged_registry_answers_with_the_same_snapshot(
 
     monkeypatch.setattr(registry_module, "load_spec", load)
 
-    assert not registry.changed()
+    assert registry.current() is not None
     assert registry.snapshot() is first
     (low / "b.yaml").write_text(spec("v.com/f"))
-    assert registry.changed()
+    assert registry.current() is None
     assert "v.com/f=d" in registry.snapshot().devices
     assert read == [f"{low}/b.yaml"]
 
@@ -318,7 +318,7 @@ def test_a_file_written_just_before_is_read_again(
 
     registry.snapshot()
 
-    assert registry.changed() is changed
+    assert (registry.current() is None) is changed
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
@@ -458,7 +458,7 @@ def test_a_file_that_may_not_be_opened_is_an_error(
             patch.setattr(registry_module.os, "open", refuse)
             another = Registry(registry.dirs)
             codes += [error.code for error in another.snapshot().errors[f"{low}/a.yaml"]]
-        codes.append(another.changed())
+        codes.append(another.current() is None)
 
     assert codes == ["CDI002", False, "CDI002", True]
 

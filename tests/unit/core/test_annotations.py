@@ -239,6 +239,8 @@ def test_the_device_injectors_null_and_empty_list_mean_nothing(value: str) -> No
         "v/c=a",
         '"v/c=a"',
         "{a: b}",
+        "\ud800",
+        '["v/c=\udfff"]',
         "[[v/c=a]]",
         "[{name: v/c=a}]",
         "[v/c=a",

@@ -180,3 +180,19 @@ def test_two_sockets_are_two_locks(tmp_path: Path, folder: Path) -> None:
         held = list(folder.iterdir())
 
     assert len(held) == 2
+
+
+def test_the_lock_of_a_socket_has_a_readable_name(folder: Path) -> None:
+    """An administrator sees whose lock it is; the path is quoted, so two paths never have one name."""
+    with locks.runtime_socket("/nowhere/a%2Fb/nri.sock"):
+        (lock,) = folder.iterdir()
+
+        assert lock.name == "nowhere%2Fa%252Fb%2Fnri.sock"
+
+
+def test_the_longest_paths_have_locks_too(folder: Path) -> None:
+    """A path longer than a file name can be is locked like any other, each by itself."""
+    deep = "/" + "/".join("d" * 200 for _ in range(15))
+
+    with locks.runtime_socket(deep + "/a"), locks.runtime_socket(deep + "/b"):
+        assert len(list(folder.iterdir())) == 2

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +12,16 @@ import attrs
 import pytest
 from cdi_courier.cdi.registry import Registry
 from cdi_courier.dialects import cdi_courier_dialects
-from cdi_courier.errors import AnnotationError, CdiError, CourierError, DeliveryError, PolicyDenied
+from cdi_courier.errors import AnnotationError, CdiError, DeliveryError, PolicyDenied
 from cdi_courier.hookspecs import ServeContext
 from cdi_courier.injector import Injector
-from cdi_courier.settings import Settings, load
+from cdi_courier.settings import RuntimeSettings, Settings, load
 from cdi_courier_nri import adjustment, messages, runtimes
 from cdi_courier_nri.backend import Handler, NriBackend
 from cdi_courier_nri.session import Configured, CreateContainer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.nri_runtime import wait_until
 
 DIRS = ("/etc/cdi", "/var/run/cdi")
 DOMAIN = "nvidia.cdi.k8s.io"
@@ -132,6 +135,15 @@ def config(tmp_path: Path) -> Settings:
     return load([file])
 
 
+def write(config: Settings, **devices: dict[str, Any]) -> None:
+    """Replace the spec file: device name → its edits."""
+    path = Path(config.cdi.dirs[0]) / "v.json"
+    made = [{"name": name, "containerEdits": edits or {"env": ["A=b"]}} for name, edits in devices.items()]
+    partial = path.with_suffix(".new")
+    partial.write_text(json.dumps({"cdiVersion": "0.7.0", "kind": "vendor.com/gpu", "devices": made}))
+    partial.rename(path)
+
+
 def context(config: Settings) -> ServeContext:
     registry = Registry(config.cdi.dirs, trust=config.cdi.trust, max_file_size=config.cdi.max_file_size)
     return ServeContext(config, Injector(config, registry, cdi_courier_dialects()))
@@ -153,8 +165,20 @@ def event(
     return CreateContainer(1, request, request.SerializeToString(), 0)
 
 
+def handler_of(made: ServeContext, path: str = "/run/nri.sock") -> Handler:
+    return Handler(made, path, ThreadPoolExecutor(1))
+
+
+def answered(handler: Handler, asked: CreateContainer) -> bytes:
+    """The answer, as the connection gets it: perhaps later, perhaps by a function."""
+    found = handler.create_container(asked, 1.0)
+    found = found.result(10) if isinstance(found, Future) else found
+    data: bytes = found() if callable(found) else found
+    return data
+
+
 def created(config: Settings, *arguments: Any, **more: Any) -> bytes:
-    return Handler(context(config)).create_container(event(*arguments, **more), 1.0)
+    return answered(handler_of(context(config)), event(*arguments, **more))
 
 
 @pytest.mark.parametrize("value", [None, "", " "])
@@ -233,26 +257,12 @@ def test_a_malformed_annotation_is_never_skipped(config: Settings) -> None:
     assert caught.value.code == "ANN001"
 
 
-def configured(name: str, version: str) -> Configured:
-    request = messages.ConfigureRequest(runtime_name=name, runtime_version=version)
-    made = Configured.__new__(Configured)
-    made.runtime_name, made.runtime_version = request.runtime_name, request.runtime_version
-    return made
-
-
-@pytest.mark.parametrize("delivery", ["edits", "auto"])
-def test_edits_are_refused_while_they_are_not_built(config: Settings, delivery: str) -> None:
-    """Before the runtime has introduced itself, and where edits are set, the answer is DLV001."""
-    with pytest.raises(DeliveryError) as caught:
-        created(changed(config, "nri", delivery=delivery), "vendor.com/gpu=a")
-
-    assert caught.value.code == "DLV001"
-    assert "edits are not built yet" in caught.value.message
-    assert 'delivery = "names"' in caught.value.hint
+def configured(name: str = "containerd", version: str = "v1.7.0", nri: str = "") -> Configured:
+    return Configured(messages.ConfigureRequest(runtime_name=name, runtime_version=version, NRI_version=nri))
 
 
 @pytest.mark.parametrize(
-    ("delivery", "version", "dirs", "sent"),
+    ("delivery", "version", "dirs", "names"),
     [
         ("names", "v1.7.0", None, True),
         ("edits", "v2.1.0", DIRS, False),
@@ -262,22 +272,296 @@ def test_edits_are_refused_while_they_are_not_built(config: Settings, delivery: 
     ],
 )
 def test_configure_decides_what_is_sent(
-    config: Settings, delivery: str, version: str, dirs: tuple[str, ...] | None, sent: bool
+    config: Settings, delivery: str, version: str, dirs: tuple[str, ...] | None, names: bool
 ) -> None:
     """auto goes by the runtime's version and our directories; names and edits are taken at their word."""
     told = changed(config, "nri", delivery=delivery)
     made = context(told)
     if dirs is not None:
         made = ServeContext(changed(told, "cdi", dirs=dirs), made.injector)
-    handler = Handler(made)
+    handler = handler_of(made)
 
-    handler.configured(configured("containerd", version))
+    handler.configured(configured(version=version))
+    data = answered(handler, event("vendor.com/gpu=a"))
+
+    assert claimed(data) == (["vendor.com/gpu=a"] if names else [])
+    assert [pair.key for pair in answer(data).env] == ([] if names else ["A"])
+    assert answer(data).annotations[STATUS] == "injected:vendor.com/gpu=a"
+
+
+@pytest.mark.parametrize("delivery", ["edits", "auto"])
+def test_before_the_runtime_has_introduced_itself_edits_are_sent(config: Settings, delivery: str) -> None:
+    """Every runtime takes edits, so they are what an unknown one gets."""
+    data = created(changed(config, "nri", delivery=delivery), "vendor.com/gpu=a")
+
+    assert [(pair.key, pair.value) for pair in answer(data).env] == [("A", "b")]
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "told", "expected"),
+    [
+        ("containerd", "v1.7.24", "", (0, 6)),
+        ("containerd", "1.7.26+unknown", "", (0, 8)),
+        ("v2", "v2.0.1", "", (0, 8)),
+        ("containerd", "v2.1.9", "", (0, 8)),
+        ("containerd", "v2.2.0", "", (0, 10)),
+        ("containerd", "v2.2.1", "", (0, 11)),
+        ("containerd", "v2.3.0", "v0.12.0", (0, 12)),
+        ("containerd", "v2.9.0", "v0.14.1", (0, 14)),
+        ("containerd", "v2.3.0", "(devel)", (0, 12)),
+        ("containerd", "v2.3.0", "0.0.0-unknown", (0, 12)),
+        ("cri-o", "1.33.1", "", (0, 9)),
+        ("cri-o", "1.36.0", "", (0, 11)),
+        ("cri-o", "1.28.0", "", (0, 0)),
+        ("docker", "29.0.0", "", (0, 0)),
+        ("containerd", "unknown", "", (0, 0)),
+        ("", "", "", (0, 0)),
+    ],
+)
+def test_the_nri_version_is_told_or_follows_from_the_runtime(
+    name: str, version: str, told: str, expected: tuple[int, int]
+) -> None:
+    """Since 0.12 runtimes tell it; before, their own version says it; else the oldest is assumed."""
+    found = runtimes.nri_version(name, version, told)
+
+    assert found == expected
+
+
+LOSSY = {"env": ["A=b"], "additionalGids": [44]}
+
+
+def test_what_cannot_be_delivered_fails_and_is_named(
+    config: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The refusal names the devices, the edit, why it is lost, and the setting that tolerates it."""
+    write(config, a=LOSSY)
+
+    with pytest.raises(DeliveryError) as caught:
+        created(changed(config, "nri", delivery="edits"), "vendor.com/gpu=a")
+
+    text = str(caught.value)
+    assert caught.value.code == "DLV001"
+    for words in ("vendor.com/gpu=a", "additional group 44", "cannot add groups", 'undeliverable = "warn"'):
+        assert words in text
+    assert "refused gpu-operator/pod/c: DLV001" in caplog.text
+
+
+def test_what_cannot_be_delivered_is_left_out_with_warn(
+    config: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With warn the container gets the rest, and the log names what is missing."""
+    write(config, a=LOSSY)
+    tolerant = changed(changed(config, "nri", delivery="edits"), "delivery", undeliverable="warn")
+
+    data = created(tolerant, "vendor.com/gpu=a")
+
+    assert [pair.key for pair in answer(data).env] == ["A"]
+    (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert "gpu-operator/pod/c misses edits" in warning
+    assert "additional group 44" in warning
+
+
+def test_names_lose_nothing(config: Settings) -> None:
+    """By names the runtime itself injects, so what edits would lose is no reason to refuse."""
+    write(config, a=LOSSY)
+
+    data = created(config, "vendor.com/gpu=a")
+
+    assert claimed(data) == ["vendor.com/gpu=a"]
+
+
+def test_many_lost_edits_make_a_text_of_bounded_length(config: Settings) -> None:
+    """The first few are named and the others counted, because a pod's event has little room."""
+    write(config, a={"additionalGids": list(range(1, 1000))})
+
+    with pytest.raises(DeliveryError) as caught:
+        created(changed(config, "nri", delivery="edits"), "vendor.com/gpu=a")
+
+    assert "additional group 8" in caught.value.message
+    assert "and 991 more" in caught.value.message
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_runtime_that_does_not_tell_users_is_named_once(
+    config: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Device nodes stay root's where the user is not told; the log says so once a session."""
+    write(config, a={"deviceNodes": [{"path": "/dev/x", "type": "c", "major": 1, "minor": 3}]})
+    handler = handler_of(context(changed(config, "nri", delivery="edits")))
+
+    def warnings() -> list[str]:
+        return [
+            r.getMessage() for r in caplog.records if "does not tell the container's user" in r.getMessage()
+        ]
+
+    for session in (1, 2):
+        handler.configured(configured())
+        for _ in range(3):
+            answered(handler, event("vendor.com/gpu=a"))
+        assert len(warnings()) == session
+
+
+def test_files_are_read_only_if_they_have_changed_and_never_in_the_connection_s_thread(
+    config: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is loaded is answered at once, what must be read is read by another thread."""
+    made = context(config)
+    handler = handler_of(made)
+    readers = []
+    snapshot = made.injector.registry.snapshot
+
+    def reading() -> Any:
+        readers.append(threading.current_thread())
+        return snapshot()
+
+    monkeypatch.setattr(made.injector.registry, "snapshot", reading)
+
+    first = handler.create_container(event("vendor.com/gpu=a"), 1.0)
+    assert isinstance(first, Future)
+    assert claimed(first.result(10)()) == ["vendor.com/gpu=a"]
+    wait_until(lambda: settled(made), "the files to be old enough to be relied on")
+    second = handler.create_container(event("vendor.com/gpu=b"), 1.0)
+    assert claimed(second) == ["vendor.com/gpu=b"]
+    write(config, z={})
+    third = handler.create_container(event("vendor.com/gpu=z"), 1.0)
+    assert claimed(third.result(10)()) == ["vendor.com/gpu=z"]
+    assert len(readers) == 2
+    assert threading.current_thread() not in readers
+
+
+def settled(made: ServeContext) -> bool:
+    registry = made.injector.registry
+    Registry.snapshot(registry)
+    return registry.current() is not None
+
+
+@pytest.mark.parametrize("value", [None, "", "vendor.com/gpu=a,", "vendor.com/gpu=denied"])
+def test_who_gets_nothing_waits_for_no_file(config: Settings, value: str | None) -> None:
+    """A container that asks for nothing, or may not have it, is answered before any spec file is read."""
+    handler = handler_of(context(config))
+
     try:
-        found = claimed(handler.create_container(event("vendor.com/gpu=a"), 1.0))
-    except CourierError as error:
-        found = [error.code]
+        data = handler.create_container(event(value, "default"), 1.0)
+    except (AnnotationError, PolicyDenied):
+        data = b""
 
-    assert found == (["vendor.com/gpu=a"] if sent else ["DLV001"])
+    assert data == b""
+
+
+def test_what_was_made_ready_is_not_used_for_changed_edits(config: Settings) -> None:
+    """Edits are prepared once for as long as their file stays the same, and anew when it changes."""
+    handler = handler_of(context(changed(config, "nri", delivery="edits")))
+    seen = []
+
+    for value in ("b", "c", "d"):
+        write(config, a={"env": [f"A={value}"]})
+        seen += [answer(answered(handler, event("vendor.com/gpu=a"))).env[0].value for _ in range(2)]
+
+    assert seen == ["b", "b", "c", "c", "d", "d"]
+
+
+# The audit
+
+
+def listed(**containers: tuple[str | None, dict[str, str]]) -> tuple[list[Any], list[Any]]:
+    """Synchronize's lists: container name → (what its pod asks for, the container's annotations)."""
+    pods, found = [], []
+    for name, (value, marks) in containers.items():
+        pods.append(messages.PodSandbox(id=f"p-{name}", name=f"pod-{name}", namespace="gpu-operator"))
+        if value is not None:
+            pods[-1].annotations[DOMAIN] = value
+        found.append(
+            messages.ListedContainer(
+                id=name, pod_sandbox_id=f"p-{name}", name=name, state=3, annotations=marks
+            )
+        )
+    return pods, found
+
+
+def test_containers_that_ask_and_have_no_marker_are_reported(
+    config: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At Synchronize each is named with pod, container, devices and the cure; all others are left unsaid."""
+    handler = handler_of(context(config))
+    pods, containers = listed(
+        asks=("vendor.com/gpu=a,vendor.com/gpu=b", {"other": "x"}),
+        handled=("vendor.com/gpu=a", {STATUS: "injected:vendor.com/gpu=a"}),
+        skipped=("vendor.com/gpu=a", {STATUS: "skipped:POL001"}),
+        plain=(None, {}),
+        stopped=("vendor.com/gpu=a", {}),
+    )
+    containers[-1].state = 4
+    orphan = messages.ListedContainer(id="o", pod_sandbox_id="nobody", name="o", state=3)
+
+    handler.synchronized(pods, [*containers, orphan])
+
+    (missed,) = handler.missed
+    assert str(missed.request) == "gpu-operator/pod-asks/asks"
+    assert missed.names == ("vendor.com/gpu=a", "vendor.com/gpu=b")
+    (line,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert line.startswith(
+        "missed gpu-operator/pod-asks/asks: it runs without vendor.com/gpu=a,vendor.com/gpu=b;"
+    )
+    assert "delete the pod" in line
+
+
+@pytest.mark.parametrize(
+    ("value", "settings_", "cure"),
+    [
+        ("vendor.com/gpu=a", {"on_denied": "fail"}, "would be refused: POL001"),
+        ("vendor.com/gpu=a", {"on_denied": "skip"}, "would not get them either: POL001"),
+        ("gpu", {}, "would be refused: ANN001"),
+    ],
+)
+def test_the_cure_fits_the_case(config: Settings, value: str, settings_: dict[str, str], cure: str) -> None:
+    """Where a new container would be refused too, deleting the pod is not what is advised."""
+    handler = handler_of(context(changed(config, "delivery", **settings_)))
+    pods, containers = listed(asks=(value, {}))
+    pods[0].namespace = "default"
+
+    handler.synchronized(pods, containers)
+
+    (missed,) = handler.missed
+    assert cure in missed.cure
+    assert "delete" not in missed.cure
+
+
+def test_the_next_synchronize_replaces_what_was_missed(config: Settings) -> None:
+    """What is kept is what exists: containers that are gone are forgotten."""
+    handler = handler_of(context(config))
+    handler.synchronized(*listed(asks=("vendor.com/gpu=a", {})))
+
+    handler.synchronized(*listed(other=(None, {})))
+
+    assert handler.missed == ()
+
+
+@pytest.mark.parametrize(
+    ("known", "idle"),
+    [
+        ({}, False),
+        ({"containerd": {"backend": "nri"}}, False),
+        ({"containerd": {"endpoint": "/x"}}, False),
+        ({"cri-o": {"ignore": True}}, False),
+        ({"containerd": {"ignore": True}}, True),
+        ({"containerd": {"backend": "oci_hook"}}, True),
+        ({"/run/nri.sock": {"backend": "oci_hook"}}, True),
+        ({"/run/nri.sock": {"backend": "nri"}, "containerd": {"ignore": True}}, False),
+    ],
+)
+def test_a_runtime_that_belongs_to_another_backend_is_left_alone(
+    config: Settings, known: dict[str, dict[str, Any]], idle: bool
+) -> None:
+    """Its containers are neither given devices nor audited; a socket's entry counts before its kind's."""
+    theirs = {key: RuntimeSettings(**values) for key, values in known.items()}
+    handler = handler_of(context(attrs.evolve(config, runtimes=theirs)))
+    handler.configured(configured())
+
+    handler.synchronized(*listed(asks=("vendor.com/gpu=a", {})))
+    data = answered(handler, event("vendor.com/gpu=a"))
+
+    assert (data == b"") is idle
+    assert (handler.missed == ()) is idle
 
 
 def test_who_asks_for_nothing_is_answered_whatever_the_delivery(config: Settings) -> None:

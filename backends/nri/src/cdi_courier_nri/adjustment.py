@@ -6,12 +6,14 @@ fails the container (contracts nri-protocol.md rule 7).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import messages
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
+
+    from .edits import Adjusted, PreparedEdits
 
 STATUS_ANNOTATION = "cdi-courier.io/status"
 """The marker on a container that was handled. Evidence for an audit, never an authorisation: a pod's author
@@ -33,6 +35,19 @@ def by_names(names: Iterable[str], present: Collection[str] = ()) -> bytes:
             adjust.CDI_devices.add(name=name)
     data: bytes = response.SerializeToString()
     return data
+
+
+def by_edits(names: Iterable[str], edits: PreparedEdits, container: Any) -> tuple[bytes, Adjusted]:
+    """A CreateContainerResponse that holds the edits of `names` themselves, and what is not in it.
+
+    container: `messages.ContainerDetails`. Raises `CdiError` as `PreparedEdits.encode`.
+    """
+    marker = messages.ContainerAdjustment(annotations={STATUS_ANNOTATION: "injected:" + ",".join(names)})
+    encoded, adjusted = edits.encode(container)
+    # Messages that follow each other are one message.
+    response = messages.EncodedCreateContainerResponse(adjust=marker.SerializeToString() + encoded)
+    data: bytes = response.SerializeToString()
+    return data, adjusted
 
 
 def skipped(code: str) -> bytes:

@@ -3,28 +3,43 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
+import math
 import threading
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from attrs import frozen
 from cdi_courier import locks
 from cdi_courier.errors import CourierError, DeliveryError, quoted
 from cdi_courier.hookspecs import API_VERSION, Backend, Offer, ServeContext, hookimpl
-from cdi_courier.injector import Skipped
+from cdi_courier.injector import Grant, Injection, Skipped
 from cdi_courier.request import ContainerRequest
 
-from . import adjustment, runtimes
-from .connection import NriConnection
+from . import adjustment, launched, runtimes
+from .connection import SYNCHRONIZE_GRACE, NriConnection
+from .edits import PreparedEdits, Undeliverable
 
 if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Mapping, Sequence
+
+    from cdi_courier.cdi.model import ContainerEdits
+    from cdi_courier.cdi.snapshot import Snapshot
     from cdi_courier.hookspecs import Server
     from cdi_courier.settings import Settings
 
+    from .connection import Answer
     from .session import Configured, CreateContainer
 
 logger = logging.getLogger("cdi_courier.nri")
 
 NAME = "nri"
+
+_MAX_PREPARED = 256
+_MAX_LISTED = 8
+_STOPPED = 4  # ContainerState CONTAINER_STOPPED
 
 
 class NriBackend:
@@ -42,7 +57,7 @@ class NriBackend:
 
     def serve(self, context: ServeContext) -> Server:
         """Take the lock of every socket and return the server. Raises `HostError` if one is taken."""
-        return _Server(context)
+        return _Server(context, launched.adopt())
 
 
 @hookimpl
@@ -51,28 +66,48 @@ def cdi_courier_backend() -> Backend:
     return NriBackend()
 
 
-class _Server:
-    """One session a socket, each in a thread of its own."""
+@frozen
+class Missed:
+    """A container that asks for devices and was created without this plugin, found at Synchronize."""
 
-    def __init__(self, context: ServeContext) -> None:
+    request: ContainerRequest
+    names: tuple[str, ...]
+    cure: str
+
+
+class _Server:
+    """One session a socket, each in a thread of its own, and one thread that reads changed spec files.
+
+    inherited: the connected socket of a plugin that the runtime has launched; then there is only this one.
+    """
+
+    def __init__(self, context: ServeContext, inherited: socket.socket | None = None) -> None:
         settings = context.settings.nri
         self._locks = contextlib.ExitStack()
         try:
+            # A launched plugin takes them too: a daemon beside it would be the same plugin a second time.
             for path in settings.sockets:
                 self._locks.enter_context(locks.runtime_socket(path))
         except BaseException:
             self._locks.close()
             raise
+        self._reader = ThreadPoolExecutor(1, "cdi-reader")
+        self._registry = context.injector.registry
+        self._inherited = inherited
+        paths = settings.sockets if inherited is None else (launched.LABEL,)
+        self.handlers = {path: Handler(context, path, self._reader) for path in paths}
         self._connections = [
             NriConnection(
                 path,
                 settings.plugin_name,
                 settings.plugin_index,
-                Handler(context),
+                handler,
                 reconnect_max=settings.reconnect_max,
                 deadline_share=settings.deadline,
+                # A plugin launched by a runtime before NRI 0.7 is never synchronized.
+                synchronize_grace=SYNCHRONIZE_GRACE if inherited is None else math.inf,
             )
-            for path in settings.sockets
+            for path, handler in self.handlers.items()
         ]
         self._failure: BaseException | None = None
 
@@ -83,10 +118,13 @@ class _Server:
             for connection in self._connections
         ]
         with self._locks:
+            # So that the first container need not wait for it.
+            self._reader.submit(self._registry.snapshot)
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
+            self._reader.shutdown(wait=False, cancel_futures=True)
         if self._failure is not None:
             raise self._failure
 
@@ -97,62 +135,214 @@ class _Server:
 
     def _serve(self, connection: NriConnection) -> None:
         try:
-            connection.run()
+            if self._inherited is None:
+                connection.run()
+            else:
+                connection.serve(self._inherited)
+                if not connection.stopping:
+                    launched.ended()
         except BaseException as error:  # noqa: BLE001 - raised by `run`, in the thread that asked
             self._failure = error
             self.stop()
 
 
 class Handler:
-    """One connection's answers."""
+    """One connection's answers.
 
-    def __init__(self, context: ServeContext) -> None:
+    path: the socket, by which ``[runtimes]`` may know the runtime. reader: where changed spec files are read.
+
+    missed: what the last Synchronize found, for a status report.
+    """
+
+    def __init__(self, context: ServeContext, path: str, reader: ThreadPoolExecutor) -> None:
+        settings = context.settings
+        self.missed: tuple[Missed, ...] = ()
         self._injector = context.injector
-        self._setting = context.settings.nri.delivery
-        self._dirs = context.settings.cdi.dirs
-        # Until Configure tells the runtime, nothing is known that would allow names.
+        self._registry = context.injector.registry
+        self._reader = reader
+        self._path = path
+        self._runtimes = settings.runtimes
+        self._setting = settings.nri.delivery
+        self._dirs = settings.cdi.dirs
+        self._tolerant = settings.delivery.undeliverable == "warn"
+        # Until Configure tells the runtime, nothing is known that would allow names or newer edits.
         self._delivery: runtimes.Delivery = "names" if self._setting == "names" else "edits"
-        self._why = "the runtime has not introduced itself"
+        self._nri = (0, 0)
+        self._idle = ""
+        self._prepared: dict[int, tuple[ContainerEdits, PreparedEdits]] = {}
+        self._told_unowned = False
+        self._by_names = functools.lru_cache(_MAX_PREPARED)(adjustment.by_names)
 
     def configured(self, info: Configured) -> None:
         """Decide what this runtime is sent."""
+        name, version = info.runtime_name, info.runtime_version
+        self._nri = runtimes.nri_version(name, version, info.nri_version)
+        self._prepared.clear()
+        self._told_unowned = False
+        self._idle = _why_idle(self._runtimes, self._path, runtimes.kind(name))
+        if self._idle:
+            logger.warning("this runtime's containers are left alone: %s", self._idle)
+            return
         if self._setting == "auto":
-            self._delivery, self._why = runtimes.delivery(info.runtime_name, info.runtime_version, self._dirs)
+            self._delivery, why = runtimes.delivery(name, version, self._dirs)
         else:
-            self._delivery, self._why = self._setting, f'[nri] delivery = "{self._setting}"'
-        logger.info("delivering by %s: %s", self._delivery, self._why)
+            self._delivery, why = self._setting, f'[nri] delivery = "{self._setting}"'
+        logger.info("delivering by %s: %s", self._delivery, why)
+        if info.config:
+            logger.warning(
+                "the runtime's configuration file for this plugin is not read; "
+                "settings are those of cdi-courier"
+            )
 
     def synchronized(self, pods: list[Any], containers: list[Any]) -> None:
-        """Existing containers cannot be given devices; only their number is noted."""
+        """Report containers that exist without the devices they ask for; nothing can give them any now."""
         logger.info("synchronized: %d pods, %d containers exist already", len(pods), len(containers))
-
-    def create_container(self, event: CreateContainer, _: float) -> bytes:
-        """The reply for one container; raises `CourierError` for a refusal, after logging it."""
-        pod, container = event.pod, event.container
-        request = ContainerRequest(
-            pod.annotations, namespace=pod.namespace, pod=pod.name, container=container.name
+        if self._idle:
+            return
+        by_id = {pod.id: pod for pod in pods}
+        self.missed = tuple(
+            missed
+            for container in containers
+            if container.state != _STOPPED
+            and adjustment.STATUS_ANNOTATION not in container.annotations
+            and (missed := self._audit(by_id.get(container.pod_sandbox_id), container))
         )
+        for missed in self.missed:
+            logger.warning(
+                "missed %s: it runs without %s; %s",
+                missed.request,
+                ",".join(missed.names) or "what it asks for",
+                missed.cure,
+            )
+
+    def create_container(self, event: CreateContainer, _: float) -> Answer:
+        """The reply for one container; raises `CourierError` for a refusal, after logging it.
+
+        Spec files that have changed are read by another thread; then the reply is a Future of the function
+        that gives it.
+        """
+        request = _request(event.pod, event.container)
         try:
-            injection = self._injector.inject(request)
-            if injection is None:
+            grant = None if self._idle else self._injector.grant(request)
+            if grant is None:
                 return b""
-            if isinstance(injection, Skipped):
-                logger.warning("skipped %s: %s", _who(request), injection.error)
-                return adjustment.skipped(injection.error.code)
-            if self._delivery != "names":
-                raise DeliveryError(
-                    "DLV001",
-                    f"this runtime would have to be sent edits ({self._why}), and edits are not built yet",
-                    "if it honours CDI names over NRI and reads the same directories, "
-                    'set [nri] delivery = "names"',
-                )
+            if isinstance(grant, Skipped):
+                return _skip(request, grant)
         except CourierError as error:
-            logger.warning("refused %s: %s", _who(request), error)
-            raise
-        logger.info("injected %s: %s", _who(request), ",".join(injection.names))
-        return adjustment.by_names(injection.names, {device.name for device in container.CDI_devices})
+            _refuse(request, error)
+        snapshot = self._registry.current()
+        if snapshot is None:
+            return self._reader.submit(self._read, functools.partial(self._answer, event, request, grant))
+        return self._answer(event, request, grant, snapshot)
+
+    def _read(self, then: Callable[[Snapshot], bytes]) -> Callable[[], bytes]:
+        # The answer is given in the connection's thread, and only if it is still waited for.
+        return functools.partial(then, self._registry.snapshot())
+
+    def _answer(
+        self, event: CreateContainer, request: ContainerRequest, grant: Grant, snapshot: Snapshot
+    ) -> bytes:
+        try:
+            injection = self._injector.resolve(grant, snapshot)
+            if isinstance(injection, Skipped):
+                return _skip(request, injection)
+            if self._delivery == "names":
+                present = event.container.CDI_devices
+                data = self._by_names(injection.names, frozenset(device.name for device in present))
+            else:
+                data = self._by_edits(event, request, injection)
+        except CourierError as error:
+            _refuse(request, error)
+        logger.info("injected %s: %s", request, ",".join(injection.names))
+        return data
+
+    def _by_edits(self, event: CreateContainer, request: ContainerRequest, injection: Injection) -> bytes:
+        """Raises `DeliveryError` ``DLV001`` where edits are lost and that is not tolerated."""
+        prepared = self._prepare(injection.edits)
+        data, (lost, unowned) = adjustment.by_edits(injection.names, prepared, event.details())
+        if lost:
+            error = _undeliverable(injection, lost)
+            if not self._tolerant:
+                raise error
+            logger.warning("%s misses edits: %s", request, error)
+        if unowned and not self._told_unowned:
+            # Once a session: it is the runtime that does not tell.
+            self._told_unowned = True
+            logger.warning(
+                "device nodes such as %s belong to root, because this runtime does not tell the container's "
+                "user; containers of other users open them only as their mode allows",
+                quoted(unowned[0]),
+            )
+        return data
+
+    def _prepare(self, edits: ContainerEdits) -> PreparedEdits:
+        # By identity, which is what a snapshot keeps; the reference to the edits keeps the number theirs.
+        kept = self._prepared.get(id(edits))
+        if kept is None:
+            if len(self._prepared) >= _MAX_PREPARED:
+                self._prepared.clear()
+            kept = self._prepared[id(edits)] = edits, PreparedEdits(edits, self._nri)
+        return kept[1]
+
+    def _audit(self, pod: Any, container: Any) -> Missed | None:
+        if pod is None:
+            return None
+        request = _request(pod, container)
+        names: tuple[str, ...] = ()
+        try:
+            names = tuple(self._injector.requested(request))
+            grant = self._injector.grant(request)
+        except CourierError as error:
+            return Missed(request, names, f"a new one would be refused: {_short(error)}")
+        if not grant:
+            return None
+        cure = "delete the pod, so that it is made anew"
+        if isinstance(grant, Skipped):
+            cure = f"a new one would not get them either: {_short(grant.error)}"
+        return Missed(request, names, cure)
 
 
-def _who(request: ContainerRequest) -> str:
-    # One harmless line: a name with a line feed must not forge a second record.
-    return quoted(f"{request.namespace}/{request.pod}/{request.container}", None)[1:-1]
+def _why_idle(known: Mapping[str, Any], path: str, kind: str) -> str:
+    """Why the settings want this runtime's containers left alone; empty if they do not."""
+    for key in (path, kind):
+        runtime = known.get(key)
+        if runtime is not None:
+            if runtime.ignore:
+                return f'[runtimes] "{key}" says ignore'
+            if runtime.backend not in ("", NAME):
+                return f'[runtimes] "{key}" gives them to backend {runtime.backend}'
+            break  # a path beats a kind
+    return ""
+
+
+def _short(error: CourierError) -> str:
+    # Without the hint, which may hold lines to paste: it comes with the refusal itself.
+    return f"{error.code}: {error.message}"
+
+
+def _request(pod: Any, container: Any) -> ContainerRequest:
+    return ContainerRequest(pod.annotations, namespace=pod.namespace, pod=pod.name, container=container.name)
+
+
+def _skip(request: ContainerRequest, skipped: Skipped) -> bytes:
+    logger.warning("skipped %s: %s", request, skipped.error)
+    return adjustment.skipped(skipped.error.code)
+
+
+def _refuse(request: ContainerRequest, error: CourierError) -> NoReturn:
+    logger.warning("refused %s: %s", request, error)
+    raise error
+
+
+def _undeliverable(injection: Injection, lost: Sequence[Undeliverable]) -> DeliveryError:
+    listed = "; ".join(f"{edit}: {reason}" for edit, reason in lost[:_MAX_LISTED])
+    more = f"; and {len(lost) - _MAX_LISTED} more" if len(lost) > _MAX_LISTED else ""
+    files = dict.fromkeys(injection.files.values())
+    return DeliveryError(
+        "DLV001",
+        f"not all edits of {quoted(','.join(injection.names))} can be delivered: {listed}{more}",
+        '[delivery] undeliverable = "warn" starts containers without them; a runtime that resolves CDI names '
+        "itself delivers all",
+        devices=",".join(injection.names),
+        files=",".join(files),
+    )

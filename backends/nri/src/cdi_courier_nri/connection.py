@@ -103,14 +103,16 @@ class Handler(Protocol):
     def create_container(self, request: CreateContainer, deadline: float) -> Answer:
         """Return a container's adjustment: a `messages.CreateContainerResponse`, its bytes, or a Future.
 
-        deadline: the instant of `time.monotonic` until which the answer must have been given. A Future that
-        is not done by then is cancelled, and the container refused. A CourierError raised here or set on the
-        Future refuses the container with the error's text; it is not logged, because the handler knows more.
+        A Future's result is one of these or a function without arguments that returns one, which is called in
+        the connection's thread. deadline: the instant of `time.monotonic` until which the answer must have
+        been given. A Future that is not done by then is cancelled, its function is never called, and the
+        container is refused. A CourierError raised here, by the function, or set on the Future refuses the
+        container with the error's text; it is not logged, because the handler knows more.
         """
 
 
 Answer = (
-    Any  # bytes | messages.CreateContainerResponse | Future of these; message classes have no static type
+    Any  # bytes | CreateContainerResponse | Future of these or of a function; messages have no static type
 )
 
 
@@ -406,7 +408,8 @@ class _SessionLoop:
             if future.done():
                 del self._pending[token]
                 try:
-                    self._answer(token, future.result())
+                    answer = future.result()
+                    self._answer(token, answer() if callable(answer) else answer)
                 except BaseException as error:  # noqa: BLE001 - CancelledError is a refusal as well
                     self._refuse(token, error)
             elif now >= deadline:

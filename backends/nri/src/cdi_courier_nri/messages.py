@@ -43,12 +43,16 @@ _M = message_classes(
             6 annotations map<string,string>""",
         "ContainerDetails": """8 env string*, 9 mounts Mount*, 10 hooks Hooks, 11 linux LinuxContainer,
             21 user User""",
-        "LinuxContainer": "1 namespaces LinuxNamespace*, 2 devices LinuxDevice*",
+        "LinuxContainer": "1 namespaces LinuxNamespace*, 2 devices LinuxDevice*, 3 resources LinuxResources",
         "LinuxNamespace": "1 type string, 2 path string",
         "User": "1 uid uint32, 2 gid uint32, 3 additional_gids uint32*",
         # What the plugin changes.
         "ContainerAdjustment": """2 annotations map<string,string>, 3 mounts Mount*, 4 env KeyValue*,
             5 hooks Hooks, 6 linux LinuxContainerAdjustment, 8 CDI_devices CDIDevice*""",
+        # The same bytes with what is inside left encoded, so that it can be encoded once and used often.
+        "EncodedCreateContainerResponse": "1 adjust bytes",
+        "EncodedContainerAdjustment": "6 linux bytes",
+        "EncodedLinuxContainerAdjustment": "1 devices bytes*",
         "LinuxContainerAdjustment": """1 devices LinuxDevice*, 2 resources LinuxResources,
             9 net_devices map<string,LinuxNetDevice>, 11 rdt LinuxRdt""",
         "LinuxResources": "7 devices LinuxDeviceCgroup*",
@@ -99,6 +103,9 @@ User: Any = _M["User"]
 
 ContainerAdjustment: Any = _M["ContainerAdjustment"]
 LinuxContainerAdjustment: Any = _M["LinuxContainerAdjustment"]
+EncodedCreateContainerResponse: Any = _M["EncodedCreateContainerResponse"]
+EncodedContainerAdjustment: Any = _M["EncodedContainerAdjustment"]
+EncodedLinuxContainerAdjustment: Any = _M["EncodedLinuxContainerAdjustment"]
 LinuxDeviceCgroup: Any = _M["LinuxDeviceCgroup"]
 LinuxNetDevice: Any = _M["LinuxNetDevice"]
 LinuxRdt: Any = _M["LinuxRdt"]

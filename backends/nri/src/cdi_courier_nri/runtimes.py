@@ -1,7 +1,7 @@
-"""What a runtime makes of an adjustment: may it be sent CDI names, or must it be sent edits?
+"""What a runtime makes of an adjustment: may it be sent CDI names, and which fields of edits does it know?
 
 A runtime that does not honour CDI names over NRI drops them without an error, so everything not known to
-honour them gets edits. Source: contracts nri-protocol.md section 11; design section 4.
+honour them gets edits. Source: contracts nri-protocol.md sections 11 and 15; design section 4.
 """
 
 from __future__ import annotations
@@ -14,6 +14,22 @@ Delivery = Literal["names", "edits"]
 
 # The first version that injects the CDI names of an NRI reply, whatever its CRI configuration says.
 _NAMES_SINCE = {"containerd": (2, 1, 0), "cri-o": (1, 34, 0)}
+
+# Runtime version → the NRI version in it, descending.
+_NRI_OF = {
+    "containerd": (
+        ((2, 3, 0), (0, 12)),
+        ((2, 2, 1), (0, 11)),
+        ((2, 2, 0), (0, 10)),
+        ((2, 0, 0), (0, 8)),
+        ((1, 7, 26), (0, 8)),
+        ((1, 7, 14), (0, 6)),
+    ),
+    "cri-o": (((1, 35, 0), (0, 11)), ((1, 34, 0), (0, 10)), ((1, 32, 0), (0, 9)), ((1, 31, 0), (0, 6))),
+}
+
+# What containerd 2.0.0 to 2.0.3 calls itself.
+_ALIASES = {"v2": "containerd"}
 
 # The directories a runtime reads unless its configuration says otherwise.
 _DEFAULT_DIRS = ("/etc/cdi", "/var/run/cdi")
@@ -29,12 +45,33 @@ def parse_version(text: str) -> tuple[int, int, int] | None:
     return None if match is None else (int(match[1]), int(match[2]), int(match[3]))
 
 
+def kind(name: str) -> str:
+    """The runtime's kind, as ``[runtimes]`` has it, from the name that it tells."""
+    return _ALIASES.get(name, name)
+
+
+def nri_version(name: str, version: str, told: str) -> tuple[int, int]:
+    """The NRI version that a runtime speaks, as far as it can be known; (0, 0) if it cannot.
+
+    told: `Configured.nri_version`. Anything but a version there, such as ``(devel)``, is at least 0.12,
+    because runtimes before that tell nothing.
+    """
+    if told:
+        match = re.match(r"v?(\d{1,6})\.(\d{1,6})\.", told, re.ASCII)
+        return max((0, 12), (int(match[1]), int(match[2]))) if match else (0, 12)
+    found = parse_version(version)
+    for since, nri in _NRI_OF.get(kind(name), ()):
+        if found is not None and found >= since:
+            return nri
+    return 0, 0
+
+
 def delivery(name: str, version: str, cdi_dirs: tuple[str, ...]) -> tuple[Delivery, str]:
     """What ``[nri] delivery = "auto"`` means for this runtime, and why, for a person.
 
     name, version: as Configure tells them. cdi_dirs: ours; the runtime's are taken to be the defaults.
     """
-    since = _NAMES_SINCE.get(name)
+    since = _NAMES_SINCE.get(kind(name))
     if since is None:
         return "edits", f"{name or 'an unnamed runtime'} is not known to honour CDI names over NRI"
     found = parse_version(version)

@@ -25,7 +25,6 @@ import math
 import re
 import struct
 from collections.abc import Callable
-from decimal import Decimal
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -549,6 +548,8 @@ def _read_bool(value: Any) -> bool:
 def _read_int(kind: Scalar, value: Any) -> int:
     if type(value) is float and value.is_integer() and not (kind.low == 0 and math.copysign(1.0, value) < 0):
         # Through the shortest text, as the reference goes through JSON: 1.4704319472381e17 ends in 0000.
+        from decimal import Decimal  # two megabytes, for a number that hardly any file has
+
         value = int(Decimal(repr(value)))
     if type(value) is not int:
         raise Problem("CDI004", f"must be an integer, not {_what(value)}")

@@ -4,11 +4,12 @@ No inotify: before an answer the identity of directories and files (`_Identity`)
 read, a few `stat` calls. It knows files, owners and order; what a file says is `decode`'s and `validate`'s,
 what follows from all of them is `snapshot`'s.
 
-Two rules keep an answer from being stale:
+Three rules keep an answer from being stale:
 - What is remembered is the identity of what was *read*, taken from the open file before reading. A file
   that changes meanwhile, or a directory that gains one, differs from it at the next look.
 - The kernel's time stamps tick every 1 to 10 ms, and two writes within a tick look the same. A file that
   was changed just before it was read is therefore read again until it has rested for `_REST_NS`.
+- A directory is listed again unless its time stamps are those of the last listing, and had rested then.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ _FileIdentity = tuple[int, ...]
 # Of a directory: itself, or an errno, and its spec files by name. None: there is no such directory.
 _DirIdentity = tuple[tuple[int, ...], tuple[tuple[str, _FileIdentity], ...]] | None
 _Identity = tuple[_DirIdentity, ...]
+_Stamps = tuple[int, int]  # mtime and ctime in ns
 
 
 @frozen
@@ -81,7 +83,7 @@ class Registry:
     trust: ``root-owned`` or ``any``, whose files count.
     max_file_size: bytes; a larger file is an error.
 
-    Safe to share between threads: `changed` never waits, `snapshot` waits for a scan in progress.
+    Safe to share between threads: `current` never waits, `snapshot` waits for a scan in progress.
     """
 
     def __init__(
@@ -97,32 +99,59 @@ class Registry:
         self._parsed: dict[str, _Parsed] = {}
         # Identity and snapshot in one attribute: a reader sees both or neither. None: look again.
         self._last: tuple[_Identity, Snapshot] | None = None
+        # Directory → its time stamps when it was last listed and held the names of `_last`.
+        self._listed: dict[str, _Stamps] = {}
         self._lock = threading.Lock()
-
-    def changed(self) -> bool:
-        """Whether `snapshot` would have to read files again. A few stat calls."""
-        return self._current() is None
 
     def snapshot(self) -> Snapshot:
         """Return what the directories define now. Never raises for what is in them: see its errors."""
-        current = self._current()
+        current = self.current()
         if current is None:
             with self._lock:
-                current = self._current() or self._rescan()
+                current = self.current() or self._rescan()
         return current
 
-    def _current(self) -> Snapshot | None:
+    def current(self) -> Snapshot | None:
+        """What the directories define now, if no file must be read again to know it; a few stat calls."""
         last = self._last
         if last is None:
             return None
         identity, snapshot = last
-        return snapshot if tuple(_look_at_directory(path) for path in self.dirs) == identity else None
+        for path, known in zip(self.dirs, identity, strict=True):
+            if not self._is_still(path, known):
+                return None
+        return snapshot
+
+    def _is_still(self, directory: str, known: _DirIdentity) -> bool:
+        """Whether a directory has the identity that it had, without reading a file."""
+        now = time.time_ns()
+        try:
+            found = os.stat(directory)
+            stamps = found.st_mtime_ns, found.st_ctime_ns
+            names = None if self._listed.get(directory) == stamps else _spec_names(directory)
+        except FileNotFoundError:
+            return known is None
+        except OSError as error:
+            return known == ((error.errno or 0,), ())
+        if known is None or known[0] != _directory_identity(found):
+            return False
+        files = known[1]
+        if names is not None:
+            if names != [name for name, _ in files]:
+                return False
+            # Two threads may both write this; either has seen that the names are those.
+            if _has_rested(found, now):
+                self._listed[directory] = stamps
+        prefix = directory if directory.endswith("/") else directory + "/"
+        return all(_look_at_file(prefix + name) == identity for name, identity in files)
 
     def _rescan(self) -> Snapshot:
         scan = _Scan()
         identity = tuple(self._scan_directory(scan, priority) for priority in range(len(self.dirs)))
         snapshot = _conclude(scan, self.dirs)
         self._parsed = scan.parsed
+        # Emptied first: until the new names stand in `_last`, nothing may vouch for the old ones.
+        self._listed = {}
         self._last = (identity, snapshot) if scan.rested else None
         return snapshot
 
@@ -267,17 +296,10 @@ def _conclude(scan: _Scan, dirs: tuple[str, ...]) -> Snapshot:
     )
 
 
-def _look_at_directory(directory: str) -> _DirIdentity:
-    """Return what `Registry._scan_directory` would return, without reading a file."""
-    try:
-        found = os.stat(directory)
-        names = _spec_names(directory)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        return (error.errno or 0,), ()
-    prefix = directory if directory.endswith("/") else directory + "/"
-    return _directory_identity(found), tuple([(name, _look_at_file(prefix + name)) for name in names])
+def _has_rested(found: os.stat_result, now: int) -> bool:
+    """Whether what changes from now on will have another time stamp. now: before `found` was looked at."""
+    newest = max(found.st_mtime_ns, found.st_ctime_ns)
+    return not now - _REST_NS <= newest <= now + _AHEAD_NS
 
 
 def _look_at_file(path: str) -> _FileIdentity:
@@ -304,7 +326,8 @@ _OWNER: Final = slice(5, 8)  # uid, gid and mode of a file's identity
 
 
 def _directory_identity(found: os.stat_result) -> tuple[int, ...]:
-    # No time stamps: its spec files are compared one by one, others do not matter.
+    # No time stamps: its spec files are compared one by one, others do not matter. (`_Stamps` only spare
+    # the listing.)
     return found.st_dev, found.st_ino, found.st_uid, found.st_gid, found.st_mode
 
 

@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from attrs import frozen
+from attrs import field, frozen
 
 from cdi_courier.cdi.edits import concatenate
 from cdi_courier.cdi.model import ContainerEdits, Device, Spec
@@ -21,6 +21,8 @@ _MAX_LISTED: Final = 8
 _MAX_NAME: Final = 100
 _MAX_REASON: Final = 400
 _MAX_EXPLAINED: Final = 16
+# Answers kept in a snapshot. Who asks may ask for any combination, so there must be an end to it.
+_MAX_RESOLUTIONS: Final = 256
 
 
 @frozen
@@ -74,12 +76,24 @@ class Snapshot:
     dir_errors: Mapping[str, CdiError]
     conflicts: Mapping[str, tuple[str, ...]]
     blocked: Mapping[str, CdiError]
+    _resolutions: dict[tuple[str, ...], Resolution] = field(factory=dict, init=False, eq=False, repr=False)
 
     def resolve(self, names: Sequence[str]) -> Resolution:
         """Merge the edits of `names`, in their order. Names are expected without duplicates.
 
-        Raises one `CdiError` that explains every name that does not resolve.
+        The same names get the same object again, so that what is made of it can be kept. Raises one
+        `CdiError` that explains every name that does not resolve.
         """
+        key = tuple(names)
+        resolution = self._resolutions.get(key)
+        if resolution is None:
+            resolution = self._resolve(key)
+            if len(self._resolutions) >= _MAX_RESOLUTIONS:
+                self._resolutions.clear()
+            self._resolutions[key] = resolution
+        return resolution
+
+    def _resolve(self, names: tuple[str, ...]) -> Resolution:
         missing = [name for name in dict.fromkeys(names) if name not in self.devices]
         if missing:
             raise self._explain_all(missing, total=len(names))
