@@ -5,7 +5,7 @@
 # make unit    the tests that need neither root nor a container runtime
 # make e2e     the tests on real container runtimes (root)
 # make floors  the fast tests with the oldest supported dependencies
-# make fuzz    the decoder under a coverage-guided fuzzer, half a minute
+# make fuzz    the decoder and the NRI session under a coverage-guided fuzzer, a minute
 # make bench   what things cost, as ratios (bench/README.md)
 # make clean   remove what the targets above made
 
@@ -50,9 +50,11 @@ floors: $(CACHE)/venv-debian12/.ready $(CACHE)/venv-el10/.ready
 
 # Findings and the grown corpus stay in the cache; the seeds are in the repository.
 fuzz: $(VENV)/.ready
-	mkdir -p $(CACHE)/fuzz/decode
+	mkdir -p $(CACHE)/fuzz/decode $(CACHE)/fuzz/nri
 	$(PYTHON) tests/fuzz/fuzz_decode.py -max_total_time=30 -max_len=4096 -verbosity=0 \
 	    -artifact_prefix=$(CACHE)/fuzz/ $(CACHE)/fuzz/decode tests/fuzz/seeds/decode
+	$(PYTHON) tests/fuzz/fuzz_nri.py -max_total_time=25 -max_len=1024 -rss_limit_mb=512 -verbosity=0 \
+	    -artifact_prefix=$(CACHE)/fuzz/ $(CACHE)/fuzz/nri tests/fuzz/seeds/nri
 
 bench: $(VENV)/.ready
 	mkdir -p $(CACHE)

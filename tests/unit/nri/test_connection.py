@@ -14,87 +14,27 @@ import pytest
 from cdi_courier.errors import AnnotationError, CdiError, DeliveryError, PolicyDenied
 from cdi_courier_nri import messages
 from cdi_courier_nri.connection import NriConnection
+from support.nri_plugin import Plugin, Recorder, names_device
 from support.nri_runtime import (
-    FAULTS,
-    NRI_0_6,
-    NRI_0_8,
-    NRI_0_12,
-    M,
+    EVENTS,
+    GARBAGE,
+    VERSIONS,
+    Fault,
+    Habits,
     NriRuntime,
+    closes,
     container,
+    create,
+    falls_silent,
     pod,
+    sends,
     wait_until,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from cdi_courier_nri.session import Configured, CreateContainer
-
-
-class Recorder:
-    """A handler that remembers, and answers with `answer`."""
-
-    def __init__(self) -> None:
-        self.configured_with: list[Configured] = []
-        self.synchronized_with: list[tuple[list[str], list[str]]] = []
-        self.deadlines: list[float] = []
-        self.answer: Callable[[CreateContainer], Any] = names_device
-
-    def configured(self, info: Configured) -> None:
-        self.configured_with.append(info)
-
-    def synchronized(self, pods: list[Any], containers: list[Any]) -> None:
-        self.synchronized_with.append(([p.name for p in pods], [c.name for c in containers]))
-
-    def create_container(self, request: CreateContainer, deadline: float) -> Any:
-        self.deadlines.append(deadline)
-        return self.answer(request)
-
-
-def names_device(request: CreateContainer) -> Any:
-    response = messages.CreateContainerResponse()
-    response.adjust.CDI_devices.add(name=f"vendor.com/class={request.container.name}")
-    return response
-
-
-class Plugin:
-    """A connection in its own thread, with short timeouts and all it reports."""
-
-    def __init__(self, path: str, **settings: Any) -> None:
-        self.handler = Recorder()
-        self.states: list[tuple[str, str]] = []
-        settings = {"poll_interval": 0.01, "reconnect_max": 0.05, "handshake_timeout": 0.3} | settings
-        self.connection = NriConnection(
-            path,
-            "cdi-courier",
-            "10",
-            settings.pop("handler", self.handler),
-            observer=lambda state, since, cause: self.states.append((state, cause)),
-            **settings,
-        )
-        self.thread = threading.Thread(target=self.connection.run, daemon=True)
-
-    def __enter__(self) -> Plugin:
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.connection.stop()
-        self.thread.join(10)
-        assert not self.thread.is_alive()
-
-    def causes(self) -> str:
-        return "\n".join(cause for _, cause in self.states)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Iterator[str]:
-    """A short socket path: pytest's own may be longer than an address holds."""
-    folder = os.open(tmp_path, os.O_PATH)
-    yield f"/proc/{os.getpid()}/fd/{folder}/nri.sock"
-    os.close(folder)
 
 
 @pytest.fixture(autouse=True)
@@ -102,26 +42,32 @@ def _info(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "cdi_courier.nri")
 
 
-def names(reply: Any) -> list[str]:
-    return [device.name for device in reply.adjust.cdi_devices]
+def names(adjust: Any) -> list[str]:
+    return [device.name for device in adjust.cdi_devices]
 
 
 @pytest.mark.parametrize("configure_first", [False, True], ids=["reply first", "Configure first"])
-@pytest.mark.parametrize("habits", [NRI_0_12, NRI_0_8, NRI_0_6], ids=["0.12", "0.8", "0.6"])
-def test_a_container_gets_its_adjustment(path: str, habits: Any, configure_first: bool) -> None:
+@pytest.mark.parametrize("habits", VERSIONS, ids=str)
+def test_a_container_gets_its_adjustment(path: str, habits: Habits, configure_first: bool) -> None:
     """Whatever the NRI version and the order of the handshake, the plugin registers and is asked."""
     listed = [([], [container("c1")]), ([pod("pod0")], [])]
+    if not habits.splits_synchronize:
+        listed = [([pod("pod0")], [container("c1")])]
     runtime = NriRuntime(path, habits, configure_first=configure_first, listed=listed)
     with runtime, Plugin(path) as plugin:
         peer = runtime.plugin()
         assert peer.registered_as == ("cdi-courier", "10", "v0.12.2")
         assert peer.events == 0x0008
-        assert names(peer.create_container(pod(), container("c7"))) == ["vendor.com/class=c7"]
+        creation = runtime.create_container(pod(), container("c7"))
+        assert (creation.error, creation.dropped) == ("", [])
+        assert [names(adjust) for adjust in creation.adjustments] == [["vendor.com/class=c7"]]
         assert plugin.handler.synchronized_with == [(["pod0"], ["c1"])]
         (info,) = plugin.handler.configured_with
-        assert info.request_timeout_ms == habits.request_timeout_ms
-        assert peer.call("StateChange").code == 0
-        assert peer.call("RunPodSandbox").code == 0
+        assert (info.runtime_name, info.runtime_version) == (habits.runtime_name, habits.runtime_version)
+        assert info.request_timeout_ms == habits.told_request_timeout_ms
+        assert info.nri_version == habits.told_version
+        for event in EVENTS:
+            assert [reply.code for reply in peer.announce(event, pod(), container())] == [0]
         assert peer.call("Unheard").code == 12
 
     assert runtime.errors == []
@@ -204,7 +150,7 @@ def test_a_failing_handler_refuses_one_container(
         assert "Traceback" in caplog.text
 
         plugin.handler.answer = names_device
-        assert names(peer.create_container(pod(), container("c1"))) == ["vendor.com/class=c1"]
+        assert names(peer.create_container(pod(), container("c1")).adjust) == ["vendor.com/class=c1"]
 
 
 def test_a_handler_that_fails_in_the_handshake_does_not_end_it(
@@ -246,8 +192,7 @@ def test_a_later_answer_arrives_while_others_are_served(path: str) -> None:
         later: Future[Any] = Future()
         plugin.handler.answer = lambda request: later if request.container.name == "slow" else b""
         peer = runtime.plugin()
-        create = runtime_create("slow")
-        slow = peer.start("CreateContainer", create, timeout=60)
+        slow = peer.start("CreateContainer", create("slow"), timeout=60)
         assert peer.create_container(pod(), container("quick")).code == 0
         later.set_result(messages.CreateContainerResponse())
         assert peer.finish(slow).code == 0
@@ -255,12 +200,7 @@ def test_a_later_answer_arrives_while_others_are_served(path: str) -> None:
         failed: Future[Any] = Future()
         failed.set_exception(CdiError("CDI007", "gone"))
         plugin.handler.answer = lambda _: failed
-        assert peer.call("CreateContainer", create).message == "CDI007: gone"
-
-
-def runtime_create(name: str) -> bytes:
-    data: bytes = M["Create"](pod=pod(), container=container(name)).SerializeToString()
-    return data
+        assert peer.call("CreateContainer", create()).message == "CDI007: gone"
 
 
 def test_an_answer_that_is_not_there_in_time_is_a_refusal(path: str) -> None:
@@ -286,7 +226,7 @@ def test_a_stop_gives_the_answers_that_are_owed(path: str) -> None:
         with Plugin(path) as plugin:
             plugin.handler.answer = answer
             peer = runtime.plugin()
-            stream = peer.start("CreateContainer", runtime_create("c0"), timeout=60)
+            stream = peer.start("CreateContainer", create("c0"), timeout=60)
             assert asked.wait(10)
             plugin.connection.stop()
             later.set_result(b"")
@@ -307,117 +247,12 @@ def test_a_stop_answers_what_has_arrived(path: str) -> None:
         with Plugin(path) as plugin:
             plugin.handler.answer = answer
             peer = runtime.plugin()
-            streams = [peer.start("CreateContainer", runtime_create("c0"), timeout=60)]
+            streams = [peer.start("CreateContainer", create("c0"), timeout=60)]
             assert asked.wait(10)
-            streams += [peer.start("CreateContainer", runtime_create("c1"), timeout=60) for _ in range(3)]
+            streams += [peer.start("CreateContainer", create("c1"), timeout=60) for _ in range(3)]
             plugin.connection.stop()
             go_on.set()
         assert [peer.finish(stream).code for stream in streams] == [0] * 4
-
-
-@pytest.mark.parametrize("configure_first", [False, True], ids=["reply first", "Configure first"])
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_failed_handshake_is_told_and_tried_again(
-    path: str, fault: str, configure_first: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Each fault, three times over, is logged with its cause and ends in a working session."""
-    runtime = NriRuntime(path, faults=[fault] * 3, configure_first=configure_first)
-    with runtime, Plugin(path, synchronize_grace=-5.8) as plugin:
-        assert names(runtime.plugin(timeout=30).create_container(pod(), container())) == [
-            "vendor.com/class=c0"
-        ]
-    closes = [r.getMessage() for r in caplog.records if "closed after" in r.getMessage()]
-    assert len(closes) == 4
-    for number, text in enumerate(closes[:3], 1):
-        assert text.startswith(f"NRI session {number} on {path} closed after 0.")
-        assert any(words in text for words in EXPLANATIONS[fault]), text
-
-    assert "Traceback" not in caplog.text
-    assert plugin.connection.sessions == 4
-
-
-LOST = ["NRI010: the runtime closed the connection", "NRI010: the connection failed"]
-EXPLANATIONS = {
-    "close at accept": LOST,
-    "close after RegisterPlugin": LOST,
-    "close after registered": LOST,
-    "close after Configure": LOST,
-    "close after part of Synchronize": LOST,
-    "silence": ["NRI009: nothing of NRI came"],
-    "silence after registered": ["NRI009", "NRI011"],
-    "silence after Configure": ["NRI011: the runtime configured the plugin but never"],
-    "garbage": ["NRI006: this does not look like an NRI socket"],
-    "refuse": ['NRI008: the runtime refused the registration: "invalid plugin \\u001b[31mname" (code 2)'],
-}
-
-
-def test_a_late_answer_to_synchronize_makes_the_plugin_connect_anew(
-    path: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """An answer after its deadline may leave a zombie behind, so the session is not trusted."""
-    runtime = NriRuntime(path, synchronize_timeout=1e-9)
-    with runtime, Plugin(path):
-        runtime.wait_accepted(2)
-        runtime.synchronize_timeout = 2.0
-        wait_until(lambda: "NRI012" in caplog.text, "the log names the cause")
-        wait_until(
-            lambda: runtime.peers[-1].ready.is_set() and not runtime.peers[-1].lost.is_set(), "a session"
-        )
-
-
-def test_a_restarted_runtime_gets_its_plugin_back(path: str) -> None:
-    """Twenty restarts in a row, with the socket gone in between, each end in a working session."""
-    with Plugin(path) as plugin:
-        for _ in range(20):
-            with NriRuntime(path) as runtime:
-                assert runtime.plugin().create_container(pod(), container()).code == 0
-        assert plugin.connection.sessions >= 20
-        assert plugin.connection.containers == 20
-
-
-def test_a_dropped_plugin_connects_again_at_once(path: str, caplog: pytest.LogCaptureFixture) -> None:
-    """After an established session there is no backoff; the log says how long it lasted and what it did."""
-    with NriRuntime(path) as runtime, Plugin(path, reconnect_max=3600, poll_interval=0.05):
-        peer = runtime.plugin()
-        peer.create_container(pod(), container())
-        peer.close()
-        runtime.plugin(2)
-
-    assert "NRI session 1 on" in caplog.text
-    assert "s and 1 containers: NRI010" in caplog.text
-
-
-def test_half_a_frame_then_the_end(path: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A runtime that dies in the middle of a frame is a lost connection like any other."""
-    with NriRuntime(path) as runtime, Plugin(path):
-        peer = runtime.plugin()
-        peer.send(b"\0\0\0\1\0\0\1\0half")
-        peer.close()
-        runtime.plugin(2)
-
-    assert "NRI010" in caplog.text
-
-
-def test_garbage_in_an_established_session_ends_it(path: str, caplog: pytest.LogCaptureFixture) -> None:
-    """An impossible frame length closes the session, and the plugin comes back."""
-    with NriRuntime(path) as runtime, Plugin(path):
-        runtime.plugin().send(b"\0\0\0\1\xff\xff\xff\xff")
-        runtime.plugin(2)
-
-    assert "NRI007: the runtime announces a frame of 4294967295 bytes" in caplog.text
-
-
-def test_a_runtime_that_does_not_read_is_waited_for(path: str) -> None:
-    """Answers that the socket does not take are kept, in order, and other requests are still read."""
-    with NriRuntime(path) as runtime, Plugin(path) as plugin:
-        peer = runtime.plugin()
-        payload = b"\x12\x00" * 1_000_000
-        plugin.handler.answer = lambda _: payload
-        peer.paused.clear()
-        streams = [peer.start("CreateContainer", runtime_create("c0"), timeout=60) for _ in range(8)]
-        wait_until(lambda: plugin.connection.containers >= 3, "requests are read")
-        peer.paused.set()
-        assert [len(peer.finish(stream).payload) for stream in streams] == [2_000_000] * 8
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -490,10 +325,13 @@ def test_a_stop_interrupts_a_wait_at_once(path: str) -> None:
     began = time.monotonic()
     with Plugin(path, poll_interval=3600):
         pass
-    with NriRuntime(path, faults=["silence"]) as runtime, Plugin(path, handshake_timeout=3600):
+    with (
+        NriRuntime(path, faults=[Fault("accepted", falls_silent)]) as runtime,
+        Plugin(path, handshake_timeout=3600),
+    ):
         runtime.wait_accepted(1)
     with (
-        NriRuntime(path, faults=["close at accept"] * 9) as runtime,
+        NriRuntime(path, faults=[Fault("accepted", closes)] * 9) as runtime,
         Plugin(path, poll_interval=3600, reconnect_max=3600) as plugin,
     ):
         wait_until(plugin.causes, "the first handshake failed")
@@ -514,7 +352,7 @@ def test_failed_handshakes_back_off_up_to_the_maximum(path: str, monkeypatch: py
 
     monkeypatch.setattr(NriConnection, "_pause", pause)
     with (
-        NriRuntime(path, faults=["garbage"] * 8),
+        NriRuntime(path, faults=[Fault("accepted", sends(GARBAGE))] * 8),
         Plugin(path, poll_interval=0.25, reconnect_max=5.0) as plugin,
     ):
         plugin.thread.join(10)

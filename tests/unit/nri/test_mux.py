@@ -31,10 +31,10 @@ def test_frames_come_out_whole_byte_by_byte() -> None:
 def test_a_reader_knows_whether_a_frame_has_begun() -> None:
     """`partial` is true exactly between the first and the last byte of a frame."""
     reader = FrameReader()
-    reader.receive(frame(1, b"abc")[:-1])
+    assert list(reader.receive(frame(1, b"abc")[:-1])) == []
     assert reader.partial
 
-    reader.receive(b"c")
+    assert list(reader.receive(b"c")) == [((1, 3), b"abc")]
     assert not reader.partial
 
 
@@ -52,9 +52,9 @@ def test_a_stream_that_nri_cannot_begin_with_is_recognised_by_its_first_header(f
 def test_a_frame_beyond_the_sanity_limit_is_an_error_before_it_arrives() -> None:
     """The announced length alone is enough."""
     reader = FrameReader()
-    reader.receive(frame(1, b""))
+    assert list(reader.receive(frame(1, b""))) == [((1, 0), b"")]
     with pytest.raises(ProtocolError, match="NRI007"):
-        reader.receive((1).to_bytes(4, "big") + (SANITY_LIMIT + 1).to_bytes(4, "big"))
+        list(reader.receive((1).to_bytes(4, "big") + (SANITY_LIMIT + 1).to_bytes(4, "big")))
 
 
 @pytest.mark.parametrize("size", [0, 1, 4085, 4086])

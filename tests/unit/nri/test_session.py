@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from cdi_courier.errors import ProtocolError
 from cdi_courier_nri import messages, ttrpc
+from cdi_courier_nri.mux import SANITY_LIMIT
 from cdi_courier_nri.session import (
     RUNTIME_SERVICE,
     Configured,
@@ -194,8 +196,8 @@ def test_a_success_with_nothing_to_say_has_no_data() -> None:
 def test_a_message_layer_response_is_the_captured_one() -> None:
     """A ConfigureResponse of another mask has the captured bytes."""
     trunk = ttrpc.Trunk()
-    trunk.receive(CONFIGURE)
-    trunk.respond(1, messages.ConfigureResponse(events=0x208).SerializeToString())
+    (configure_request,) = trunk.receive(CONFIGURE)
+    trunk.respond(configure_request.stream, messages.ConfigureResponse(events=0x208).SerializeToString())
 
     assert trunk.outgoing() == CONFIGURED_0X208
 
@@ -345,6 +347,23 @@ def test_a_refused_registration_ends_the_session_with_the_runtimes_words() -> No
 
     with pytest.raises(ProtocolError, match="closed"):
         session.receive(b"")
+
+
+def test_the_registration_has_one_reply() -> None:
+    """What comes on its stream after that means nothing, not even if it is an error."""
+    session = started()
+    session.receive(response(1))
+
+    assert session.receive(response(1, code=2, text="no")) == []
+
+
+def test_a_second_list_is_a_list_of_its_own() -> None:
+    """What an earlier Synchronize of the same session held is not listed again."""
+    listed = M["Synchronize"](pods=[pod()]).SerializeToString()
+    session = started()
+    events = session.receive(request(1, "Synchronize", listed) + request(3, "Synchronize", listed))
+
+    assert [described(event) for event in events] == [("synchronized", ["pod0"], [])] * 2
 
 
 def test_an_undecodable_registration_reply_is_a_protocol_error() -> None:
@@ -547,6 +566,83 @@ def test_any_bytes_give_events_or_a_protocol_error(pieces: list[bytes]) -> None:
         assert session.state is State.CLOSED
     else:
         answers(session)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(ANYTHING, max_size=6), st.integers(1, 30))
+def test_any_bytes_have_one_outcome_wherever_they_are_cut(pieces: list[bytes], size: int) -> None:
+    """Answers and error are the same, and no event is another; a piece with an error has no events."""
+    stream = b"".join(pieces)
+    events, sent, error = outcome([stream])
+    for other in (pieces, [stream[i : i + size] for i in range(0, len(stream), size)]):
+        more, also, trouble = outcome(other)
+
+        assert (also, trouble) == (sent, error)
+        assert more[: len(events)] == events
+        assert error or more == events
+
+
+def outcome(pieces: list[bytes]) -> tuple[list[Any], bytes, str]:
+    session = started()
+    events: list[Any] = []
+    for piece in pieces:
+        try:
+            events += [(type(event), getattr(event, "token", 0)) for event in session.receive(piece)]
+        except ProtocolError as error:
+            return events, session.outgoing(), str(error)
+    return events, session.outgoing(), ""
+
+
+def test_the_first_thing_wrong_is_the_one_told() -> None:
+    """A refusal is the cause, even if what follows in the same piece cannot be read."""
+    with pytest.raises(ProtocolError, match="NRI008"):
+        started().receive(response(1, code=2, text="no") + b"\xff" * 8)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.sampled_from(["pod", "container", "next part"]), max_size=30).filter(bool),
+    st.booleans(),
+)
+def test_a_list_is_the_same_in_any_parts(order: list[str], nothing_last: bool) -> None:
+    """Pods and containers come in whatever messages and order; the list is complete and in order."""
+    parts = [M["Synchronize"](more=True)]
+    for number, what in enumerate([*order, *(["next part"] if nothing_last else [])]):
+        if what == "next part":
+            parts.append(M["Synchronize"](more=True))
+        elif what == "pod":
+            parts[-1].pods.append(pod(f"pod{number}"))
+        else:
+            parts[-1].containers.append(container(f"c{number}"))
+    parts[-1].more = False
+    session = started()
+    events: list[Event] = []
+    for number, part in enumerate(parts):
+        assert events == []
+        events += session.receive(request(1 + 2 * number, "Synchronize", part.SerializeToString()))
+    (event,) = events
+    assert isinstance(event, Synchronized)
+    pods, containers = event.listing()
+
+    assert [p.name for p in pods] == [f"pod{i}" for i, what in enumerate(order) if what == "pod"]
+    assert [c.name for c in containers] == [f"c{i}" for i, what in enumerate(order) if what == "container"]
+    assert [payload for *_, payload in answers(session)] == [b"\x10\x01"] * (len(parts) - 1) + [b""]
+
+
+def test_what_is_announced_takes_no_memory_before_it_comes() -> None:
+    """A frame and a message of 64 MiB cost what has arrived of them."""
+    session = started()
+    session.receive(b"")
+    tracemalloc.start()
+    size = SANITY_LIMIT - 10
+    announced = frame(1, b"")[:4] + (size + 10).to_bytes(4, "big") + message(1, 1, b"")[4:]
+    assert session.receive(announced[:8] + size.to_bytes(4, "big") + announced[8:]) == []
+    assert session.receive(b"x" * 1000) == []
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert session.partial
+    assert peak < 100_000
 
 
 def described_or_refused(session: Session, event: Event) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from cdi_courier.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 PLUGIN_CONN: Final = 1
 """Logical connection of the Plugin service: the runtime asks, the plugin answers (§2.2)."""
@@ -52,23 +52,24 @@ class RecordReader:
         """Whether a record has begun and is not complete."""
         return bool(self._missing or self._head)
 
-    def receive(self, data: bytes) -> list[tuple[tuple[int, ...], bytes]]:
-        """Take the next piece of the stream; return the records it completes as (header fields, rest).
+    def receive(self, data: bytes) -> Iterator[tuple[tuple[int, ...], bytes]]:
+        """Take the next piece of the stream; yield the records it completes as (header fields, rest).
 
-        Raises what `_length` raises, as soon as the offending header is complete.
+        Iterate to the end before the next piece. Each record is yielded before the header behind it is
+        looked at, so that the order in which things are found does not depend on the cuts. Raises what
+        `_length` raises, as soon as the offending header is complete; nothing can be read after that.
         """
-        records: list[tuple[tuple[int, ...], bytes]] = []
         size, offset = self._size, 0
         if self._missing:
             if len(data) < self._missing:
                 self._body += data
                 self._missing -= len(data)
-                return records
+                return
             offset, self._missing = self._missing, 0
             # Data whose header travelled alone is not copied at all.
             last = data[:offset]
-            records.append((self._header, b"".join((self._body, last)) if self._body else last))
-            self._body = bytearray()
+            last, self._body = b"".join((self._body, last)) if self._body else last, bytearray()
+            yield self._header, last
         elif self._head:
             data = self._head + data
         end = len(data)
@@ -81,10 +82,9 @@ class RecordReader:
                 self._body += data[start:]
                 offset = end
                 break
-            records.append((header, data[start:stop]))
+            yield header, data[start:stop]
             offset = stop
         self._head = data[offset:]
-        return records
 
     def _length(self, header: tuple[int, ...]) -> int:
         """Length in bytes of what follows `header`. Raises ProtocolError if there can be no such header."""

@@ -6,12 +6,15 @@ No I/O. It knows streams, envelopes and their limits; which services and methods
 from __future__ import annotations
 
 from struct import Struct
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cdi_courier.errors import ProtocolError, printable
 
 from . import messages
 from .mux import PLUGIN_CONN, RUNTIME_CONN, SANITY_LIMIT, FrameReader, RecordReader, frames
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MAX_DATA: Final = 4_194_304
 """Largest data of a message that Go's ttrpc takes (§3.5). More kills the connection, so it is never sent."""
@@ -99,13 +102,12 @@ class Trunk:
         """Whether a message has begun to arrive and is not complete."""
         return self._frames.partial or any(reader.partial for reader in self._readers.values())
 
-    def receive(self, data: bytes) -> list[Request | Response]:
-        """Take the next bytes of the socket; return the messages they complete, in order of arrival.
+    def receive(self, data: bytes) -> Iterator[Request | Response]:
+        """Take the next bytes of the socket; yield the messages they complete, in order of arrival.
 
-        Raises ProtocolError where the bytes cannot be NRI's; messages that came before in `data` are then
-        lost with the connection.
+        Iterate to the end before the next bytes. What is not worth yielding is answered when its turn comes.
+        Raises ProtocolError where the bytes cannot be NRI's, after all messages before them.
         """
-        received: list[Request | Response] = []
         for (conn, _), payload in self._frames.receive(data):
             reader = self._readers.get(conn)
             if reader is None:
@@ -113,11 +115,10 @@ class Trunk:
             for (_, stream, kind, _), body in reader.receive(payload):
                 if kind == _REQUEST and conn == PLUGIN_CONN:
                     if request := self._request(stream, body):
-                        received.append(request)
+                        yield request
                 elif kind == _RESPONSE and conn == RUNTIME_CONN:
-                    received.append(_response(stream, body))
+                    yield _response(stream, body)
                 # Unknown types are ignored (§3.1); so is a known one on the connection where it has no sense.
-        return received
 
     def outgoing(self) -> bytes:
         """Hand out, once, what must be written to the socket now."""
