@@ -21,6 +21,7 @@ class Recorder:
         self.configured_with: list[Configured] = []
         self.synchronized_with: list[tuple[list[str], list[str]]] = []
         self.deadlines: list[float] = []
+        self.answered_times = 0
         self.answer: Callable[[CreateContainer], Any] = names_device
 
     def configured(self, info: Configured) -> None:
@@ -28,6 +29,9 @@ class Recorder:
 
     def synchronized(self, pods: list[Any], containers: list[Any]) -> None:
         self.synchronized_with.append(([p.name for p in pods], [c.name for c in containers]))
+
+    def answered(self) -> None:
+        self.answered_times += 1
 
     def create_container(self, request: CreateContainer, deadline: float) -> Any:
         self.deadlines.append(deadline)

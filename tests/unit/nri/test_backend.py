@@ -174,6 +174,7 @@ def answered(handler: Handler, asked: CreateContainer) -> bytes:
     found = handler.create_container(asked, 1.0)
     found = found.result(10) if isinstance(found, Future) else found
     data: bytes = found() if callable(found) else found
+    handler.answered()
     return data
 
 
@@ -325,6 +326,36 @@ def test_the_nri_version_is_told_or_follows_from_the_runtime(
     found = runtimes.nri_version(name, version, told)
 
     assert found == expected
+
+
+def test_what_was_injected_is_logged_when_the_answer_is_on_its_way(
+    config: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log says what the runtime was told, once, and not before it was told."""
+    caplog.set_level("INFO", "cdi_courier.nri")
+    handler = handler_of(context(config))
+    made = handler.create_container(event("vendor.com/gpu=a"), 1.0)
+    made.result(10)()
+
+    assert "injected" not in caplog.text
+    handler.answered()
+    handler.answered()
+    assert caplog.text.count("injected gpu-operator/pod/c: vendor.com/gpu=a") == 1
+
+
+def test_an_answer_that_was_never_sent_is_not_logged_as_an_injection(
+    config: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the connection ends first, the next session says so, and nothing claims an injection."""
+    handler = handler_of(context(config))
+    made = handler.create_container(event("vendor.com/gpu=a"), 1.0)
+    made.result(10)()
+
+    handler.configured(configured())
+    handler.answered()
+
+    assert "not injected gpu-operator/pod/c: the connection ended" in caplog.text
+    assert ": injected" not in caplog.text
 
 
 LOSSY = {"env": ["A=b"], "additionalGids": [44]}

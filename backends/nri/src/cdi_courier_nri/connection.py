@@ -110,7 +110,6 @@ class Handler(Protocol):
         container with the error's text; it is not logged, because the handler knows more.
         """
 
-
     def answered(self) -> None:
         """Do what can wait until answers are on their way, such as to log them."""
 
