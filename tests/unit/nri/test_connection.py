@@ -80,6 +80,23 @@ def test_a_container_gets_its_adjustment(path: str, habits: Habits, configure_fi
     ]
 
 
+def test_a_handler_is_told_when_its_answers_are_on_their_way(path: str) -> None:
+    """Whatever can wait is done after the runtime has its answer, also after one that came late."""
+    with NriRuntime(path) as runtime, Plugin(path) as plugin:
+        peer = runtime.plugin()
+        before = plugin.handler.answered_times
+        peer.create_container(pod(), container())
+        wait_until(lambda: plugin.handler.answered_times == before + 1, "it is told")
+        later: Future[bytes] = Future()
+        plugin.handler.answer = lambda _: later
+        stream = peer.start(
+            "CreateContainer", M["Create"](pod=pod(), container=container()).SerializeToString()
+        )
+        later.set_result(b"")
+        assert peer.finish(stream).code == 0
+        wait_until(lambda: plugin.handler.answered_times >= before + 2, "it is told")
+
+
 @pytest.mark.parametrize("size", [4086, 4087, 4096, 4097, 10_000, 1_000_000, 4_194_304])
 def test_adjustments_of_every_size_arrive(path: str, size: int) -> None:
     """A runtime that reads as Go does gets responses around each limit whole."""

@@ -310,6 +310,8 @@ class _SessionLoop:
         self._expiry: float | None = began + owner.handshake_timeout
         self._pending: dict[int, tuple[Future[Any], float]] = {}
         self._unsent = bytearray()
+        # Events that wait until the runtime has read some of what is unsent, and when they arrived.
+        self._waiting: tuple[list[Event], float] | None = None
         self._sent_at = -math.inf
 
     def run(self) -> None:
@@ -354,22 +356,34 @@ class _SessionLoop:
         # After an event the next message may have begun already; taking its arrival for a moment later than
         # it was is worth not looking at every request.
         self._partial = not events and self.session.partial
-        for event in events:
-            if event.__class__ is CreateContainer:
-                self._create_container(event)
-            else:
-                self._handshake(event)
-        if out := self.session.outgoing():
-            self._write(out)
-            self._guarded(self._handler.answered)
+        self._handle(events, self._arrived)
         return True
 
-    def _create_container(self, event: CreateContainer) -> None:
+    def _handle(self, events: list[Event], arrived: float) -> None:
+        """Act on events; what is beyond what may wait to be sent waits itself."""
+        for number, event in enumerate(events):
+            if len(self._unsent) > UNSENT_LIMIT:
+                self._waiting = events[number:], arrived
+                break
+            if event.__class__ is CreateContainer:
+                self._create_container(event, arrived)
+            else:
+                self._handshake(event, arrived)
+            if out := self.session.outgoing():
+                self._write(out)
+        else:
+            # A request that needed no decision has no event.
+            if out := self.session.outgoing():
+                self._write(out)
+        if events:
+            self._guarded(self._handler.answered)
+
+    def _create_container(self, event: CreateContainer, arrived: float) -> None:
         self.containers += 1
         self._owner.containers += 1
         if self._expiry is not None and self.session.state is State.ACTIVE:
             self._establish()
-        deadline = self._arrived + self._share * (event.timeout_nano * 1e-9 or self._request_timeout)
+        deadline = arrived + self._share * (event.timeout_nano * 1e-9 or self._request_timeout)
         try:
             answer = self._handler.create_container(event, deadline)
             if isinstance(answer, Future):
@@ -377,7 +391,7 @@ class _SessionLoop:
                 answer.add_done_callback(self._wake)
                 return
             self._answer(event.token, answer)
-        except Exception as error:  # noqa: BLE001 - no exception ends the loop
+        except BaseException as error:  # noqa: BLE001 - nothing that a handler raises ends the loop
             self._refuse(event.token, error)
 
     def _answer(self, token: int, answer: Any) -> None:
@@ -427,7 +441,7 @@ class _SessionLoop:
             self._write(out)
             self._guarded(self._handler.answered)
 
-    def _handshake(self, event: Event) -> None:
+    def _handshake(self, event: Event, arrived: float) -> None:
         """Handle the handshake: send the answer first, then call the handler, which may take its time."""
         self._write(self.session.outgoing())
         owner = self._owner
@@ -448,7 +462,7 @@ class _SessionLoop:
                 owner.report("configured")
             self._guarded(owner.handler.configured, event)
         elif isinstance(event, Synchronized):
-            late = time.monotonic() - self._arrived - event.timeout_nano * 1e-9
+            late = time.monotonic() - arrived - event.timeout_nano * 1e-9
             if event.timeout_nano and late > 0:
                 raise ProtocolError(
                     "NRI012",
@@ -519,6 +533,9 @@ class _SessionLoop:
             return
         self._sent_at = time.monotonic()
         self._listen()
+        if self._waiting and len(self._unsent) <= UNSENT_LIMIT:
+            waiting, self._waiting = self._waiting, None
+            self._handle(*waiting)
 
     def _listen(self) -> None:
         """Wait on the socket for room for what is unsent, and for data unless too much is unsent."""
@@ -533,7 +550,7 @@ class _SessionLoop:
             pass  # what has arrived is owed too; it ends, because stop() has shut the receiving side
         self._expiry = None
         limit = time.monotonic() + FLUSH_LIMIT
-        while self._pending or (self._unsent and time.monotonic() < limit):
+        while self._pending or ((self._unsent or self._waiting) and time.monotonic() < limit):
             self._poller.modify(fd, select.POLLOUT if self._unsent else 0)
             wait = self._wait_ms() if self._pending else math.ceil(FLUSH_LIMIT * 1000)
             for ready, flags in self._poller.poll(wait):
