@@ -89,9 +89,7 @@ def test_a_handler_is_told_when_its_answers_are_on_their_way(path: str) -> None:
         wait_until(lambda: plugin.handler.answered_times == before + 1, "it is told")
         later: Future[bytes] = Future()
         plugin.handler.answer = lambda _: later
-        stream = peer.start(
-            "CreateContainer", M["Create"](pod=pod(), container=container()).SerializeToString()
-        )
+        stream = peer.start("CreateContainer", create())
         later.set_result(b"")
         assert peer.finish(stream).code == 0
         wait_until(lambda: plugin.handler.answered_times >= before + 2, "it is told")
