@@ -748,7 +748,7 @@ class NriRuntime:
         peer = Peer(ours, self.habits, pid)
         self.peers.append(peer)
         try:
-            self._handshake(peer, Fault("", falls_silent), launched=(name, index), config=config)
+            self._handshake(peer, self._next_fault(), launched=(name, index), config=config)
         except ConnectionLost:
             peer.drop()
             raise
@@ -816,15 +816,17 @@ class NriRuntime:
                 self.accepted += 1
                 self.peers.append(peer)
                 self._changed.notify_all()
-            fault = self._faults.pop(0) if self._faults else Fault("", falls_silent)
             try:
-                self._handshake(peer, fault)
+                self._handshake(peer, self._next_fault())
             except ConnectionLost as error:
                 self.errors.append(str(error))
                 if not peer.forgotten.is_set():
                     peer.close()
             with self._changed:
                 self._changed.notify_all()
+
+    def _next_fault(self) -> Fault:
+        return self._faults.pop(0) if self._faults else Fault("", falls_silent)
 
     def _handshake(
         self, peer: Peer, fault: Fault, launched: tuple[str, str] | None = None, config: str = ""

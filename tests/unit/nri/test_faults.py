@@ -33,6 +33,8 @@ from support.nri_runtime import (
     NRI_0_3,
     NRI_0_6,
     NRI_0_8,
+    NRI_0_8_V2,
+    NRI_0_9,
     NRI_0_11,
     NRI_0_12,
     RUNTIME_SERVICE,
@@ -42,6 +44,7 @@ from support.nri_runtime import (
     M,
     NriRuntime,
     Peer,
+    closes,
     configure,
     container,
     create,
@@ -52,6 +55,7 @@ from support.nri_runtime import (
     pod,
     request,
     response,
+    sends,
     wait_until,
 )
 
@@ -809,6 +813,61 @@ def test_a_launched_plugin_lives_on_descriptor_3_and_ends_with_it(path: str, hab
         assert runtime.create_container(pod(), container()).error.startswith("NRI013")
         peer.close()
         assert peer.exit_status() == 7
+    finally:
+        runtime.stop()
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """The product in a plugin directory, with settings that a script names: the runtime gives it none."""
+    settings, cdi, plugin = tmp_path / "config.toml", tmp_path / "cdi", tmp_path / "10-cdi-courier"
+    cdi.mkdir()
+    devices = [{"name": "a", "containerEdits": {"env": ["A=b"]}}]
+    (cdi / "v.json").write_text(
+        json.dumps({"cdiVersion": "0.6.0", "kind": "vendor.com/gpu", "devices": devices})
+    )
+    settings.write_text(
+        f'[cdi]\ndirs = ["{cdi}"]\ntrust = "any"\n[service]\nstate_dir = "{tmp_path}/state"\n'
+        f'[nri]\nsockets = ["{tmp_path}/nri.sock"]\n'
+    )
+    program = f"{sys.executable} -c 'from cdi_courier_nri.launched import main; main()'"
+    plugin.write_text(f"#!/bin/sh\nCDI_COURIER_CONFIG={settings} exec {program}\n")
+    plugin.chmod(0o755)
+    return plugin
+
+
+@pytest.mark.parametrize("habits", [NRI_0_3, NRI_0_6, NRI_0_8_V2, NRI_0_9, NRI_0_12], ids=str)
+def test_the_product_serves_the_runtime_that_launched_it(path: str, installed: Path, habits: Habits) -> None:
+    """It delivers over descriptor 3, synchronized or not, and ends with an error when the runtime does."""
+    runtime = NriRuntime(path, habits)
+    try:
+        peer = runtime.launch([str(installed)], name="cdi-courier")
+        asking = pod(namespace="gpu-operator", **{"nvidia.cdi.k8s.io/pod": "vendor.com/gpu=a"})
+        creation = runtime.create_container(asking, container(), timeout=30)
+        assert (creation.error, creation.dropped) == ("", [])
+        (adjust,) = creation.adjustments
+        assert [(pair.key, pair.value) for pair in adjust.env] == [("A", "b")]
+        assert runtime.create_container(asking, container("c1"), timeout=30).dropped == []
+        peer.close()
+        assert peer.exit_status() == 1
+    finally:
+        runtime.stop()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(stage, act, name)
+        for stage in ("accepted", "configured")
+        for act, name in ((closes, "closes"), (sends(GARBAGE), "garbage"))
+    ],
+    ids=str,
+)
+def test_a_launched_plugin_whose_runtime_fails_ends(path: str, installed: Path, fault: Fault) -> None:
+    """There is nothing to come back to: it exits with an error, and does not wait for another runtime."""
+    runtime = NriRuntime(path, faults=[fault])
+    try:
+        assert runtime.launch([str(installed)]).exit_status(30) == 1
     finally:
         runtime.stop()
 
