@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -45,6 +46,9 @@ def run(settings: Settings, backend: str | None = None) -> int:
         if server is None:
             raise PluginError("PLG004", f"backend {name} has nothing to run", "choose another with --backend")
         logger.info("serving with backend %s, pid %d", name, os.getpid())
+        # What exists now stays: the collector need not look through it again and again.
+        gc.collect()
+        gc.freeze()
         return _supervise(server, ended)
 
 

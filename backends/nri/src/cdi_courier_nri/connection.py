@@ -310,6 +310,8 @@ class _SessionLoop:
         self._expiry: float | None = began + owner.handshake_timeout
         self._pending: dict[int, tuple[Future[Any], float]] = {}
         self._unsent = bytearray()
+        # Whether answers have been given of which the handler has not been told that they are on their way.
+        self._answers = False
         # Events that wait until the runtime has read some of what is unsent, and when they arrived.
         self._waiting: tuple[list[Event], float] | None = None
         self._sent_at = -math.inf
@@ -375,7 +377,8 @@ class _SessionLoop:
             # A request that needed no decision has no event.
             if out := self.session.outgoing():
                 self._write(out)
-        if events:
+        if self._answers:
+            self._answers = False
             self._guarded(self._handler.answered)
 
     def _create_container(self, event: CreateContainer, arrived: float) -> None:
@@ -395,6 +398,7 @@ class _SessionLoop:
             self._refuse(event.token, error)
 
     def _answer(self, token: int, answer: Any) -> None:
+        self._answers = True
         if not self.session.reply(token, answer):
             self._owner.refused += 1
             self._owner.logger.error(
@@ -439,6 +443,8 @@ class _SessionLoop:
                 self.session.refuse(token, DEADLINE_EXCEEDED, late)
         if out := self.session.outgoing():
             self._write(out)
+        if self._answers:
+            self._answers = False
             self._guarded(self._handler.answered)
 
     def _handshake(self, event: Event, arrived: float) -> None:

@@ -26,7 +26,8 @@ SINGLE_FRAME_LIMIT: Final = 4096
 SANITY_LIMIT: Final = 64 * 1024 * 1024
 """Largest frame or message accepted. Go has none; NRI before 0.7 sends up to 16 MiB (§2.3, §5.1)."""
 
-_FRAME = Struct(">II")  # conn_id, payload_length (§2.1)
+FRAME: Final = Struct(">II")
+"""A frame's header: conn_id, payload_length (§2.1)."""
 
 
 class RecordReader:
@@ -101,7 +102,7 @@ class FrameReader(RecordReader):
     __slots__ = ("_recognised",)
 
     def __init__(self) -> None:
-        super().__init__(_FRAME)
+        super().__init__(FRAME)
         self._recognised = False
 
     def _length(self, header: tuple[int, ...]) -> int:
@@ -110,7 +111,7 @@ class FrameReader(RecordReader):
             if conn not in (PLUGIN_CONN, RUNTIME_CONN) or length > SANITY_LIMIT:
                 raise ProtocolError(
                     "NRI006",
-                    f"this does not look like an NRI socket: it begins with {_FRAME.pack(conn, length)!r}",
+                    f"this does not look like an NRI socket: it begins with {FRAME.pack(conn, length)!r}",
                     "check that nri.sockets names the runtime's NRI socket and not its CRI or API socket",
                 )
             self._recognised = True
@@ -130,5 +131,5 @@ def frames(conn: int, header: bytes, data: bytes) -> bytes:
     """
     length = len(header) + len(data)
     if length <= SINGLE_FRAME_LIMIT:
-        return _FRAME.pack(conn, length) + header + data
-    return b"".join((_FRAME.pack(conn, len(header)), header, _FRAME.pack(conn, len(data)), data))
+        return FRAME.pack(conn, length) + header + data
+    return b"".join((FRAME.pack(conn, len(header)), header, FRAME.pack(conn, len(data)), data))
