@@ -12,10 +12,12 @@ import pluggy
 from attrs import frozen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from cdi_courier.annotations import Dialect
-    from cdi_courier.injector import Injector
+    from cdi_courier.changes import ChangeSet
+    from cdi_courier.host.model import Runtime
+    from cdi_courier.injector import Injection, Injector
     from cdi_courier.settings import Settings
 
 PROJECT = "cdi_courier"
@@ -32,10 +34,11 @@ Needs = Literal["nothing", "install", "reload", "restart", "impossible"]
 
 @frozen
 class Offer:
-    """What a backend could do here.
+    """What a backend could do for one runtime.
 
     fidelity: ``full`` if every kind of edit can be delivered, else ``partial``.
-    needs: what must happen before it can serve; ``impossible`` is never chosen.
+    needs: what must happen before it can serve: nothing; install (files only); a reload or restart of the
+        runtime as well. ``impossible`` is never chosen.
     via: the backend that really delivers, where this one only arranges it; else ``""``.
     reason: one sentence for a person.
     """
@@ -76,8 +79,18 @@ class Backend(Protocol):
     def api_version(self) -> int:
         """The `API_VERSION` it was made for."""
 
-    def offer(self, settings: Settings) -> Offer:
-        """What it could do with these settings. Never raises for a host that lacks something."""
+    def offer(self, runtime: Runtime, settings: Settings) -> Offer:
+        """What it could do for this runtime with these settings. Never raises for what a host lacks."""
+
+    def plan(self, runtime: Runtime, settings: Settings) -> ChangeSet:
+        """What installing it for this runtime changes; a set without files if there is nothing to do.
+
+        Reads the runtime's files and writes none. Raises `cdi_courier.errors.CourierError` where it cannot
+        be installed, with what a person can do instead.
+        """
+
+    def undeliverable(self, runtime: Runtime, injection: Injection) -> Sequence[tuple[str, str]]:
+        """The edits that this way loses for this runtime, each with the reason; both for a person."""
 
     def serve(self, context: ServeContext) -> Server | None:
         """Acquire what serving needs (locks) and return the server; None if nothing has to run.
