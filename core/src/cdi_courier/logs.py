@@ -34,6 +34,9 @@ LIMIT: Final = 10_000
 GATHERING: Final = 0.1
 """Seconds that lines below a warning may wait for more, to be written at once."""
 
+MANY: Final = 256
+"""Lines that are written without waiting for more."""
+
 LAST_WORDS: Final = 2.0
 """Seconds that the end of the program waits for what is still queued."""
 
@@ -85,7 +88,8 @@ class _Queued(logging.Handler):
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self._queue.qsize() >= LIMIT:
+        waiting = self._queue.qsize()
+        if waiting >= LIMIT:
             self._dropped += 1
             return
         try:
@@ -94,7 +98,7 @@ class _Queued(logging.Handler):
             self.handleError(record)
             return
         self._queue.put((record.levelno, line))
-        if record.levelno >= logging.WARNING:
+        if record.levelno >= logging.WARNING or waiting == MANY:
             self._urgent.set()
 
     def close(self) -> None:

@@ -159,16 +159,18 @@ class Synchronized:
     """The runtime has listed what exists, in one or several messages, and the last one has been answered.
 
     timeout_nano: nanoseconds the runtime still waited for the answer when it sent the last message.
+    size: bytes of all messages together.
     """
 
-    __slots__ = ("_parts", "timeout_nano")
+    __slots__ = ("_parts", "size", "timeout_nano")
 
     def __init__(self, parts: list[bytes], timeout_nano: int) -> None:
         self._parts = parts
+        self.size = sum(map(len, parts))
         self.timeout_nano = timeout_nano
 
     def listing(self) -> tuple[list[Any], list[Any]]:
-        """All pods (`messages.PodSandbox`) and containers (`messages.ListedContainer`).
+        """All pods (`messages.PodSandbox`) and containers (`messages.ListedContainer`); can be had once.
 
         They are read here and not on receipt, so that the answer, which all messages together have one
         request timeout for, does not wait for it. A container may refer to a pod of a later message; being
@@ -176,7 +178,8 @@ class Synchronized:
         """
         pods: list[Any] = []
         containers: list[Any] = []
-        for part in self._parts:
+        parts, self._parts = self._parts, []
+        for part in parts:
             request = _decode(messages.SynchronizeRequest, part)
             pods.extend(request.pods)
             containers.extend(request.containers)
