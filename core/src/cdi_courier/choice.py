@@ -1,4 +1,8 @@
-"""From the backends' offers to the one that is run, with the reasons. It asks nobody and starts nothing."""
+"""From the backends' offers to the one that serves a runtime, and the one that would serve it best.
+
+It asks only the backends, starts nothing and installs nothing. Two answers per runtime (design section 3):
+*active* can serve now; *recommended* would deliver most, and may have to be installed first.
+"""
 
 from __future__ import annotations
 
@@ -12,62 +16,173 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from cdi_courier.hookspecs import Offer
+    from cdi_courier.host.model import Runtime
     from cdi_courier.plugins import Plugins
-    from cdi_courier.settings import Settings
+    from cdi_courier.settings import RuntimeSettings, Settings
+
+_NEEDS = ("nothing", "install", "reload", "restart", "impossible")
+_AUTO = "auto"
 
 
 @frozen
 class Choice:
-    """active: the backend to run now, or None; offers: all of them, best first."""
+    """What is chosen for one runtime.
 
-    active: str | None
+    offers: of every backend that could be asked, the recommended one first.
+    active, recommended: a backend's name, or None; reason and advice: why, one sentence each for a person.
+    problems: backend's name → why it could not be asked, or does not exist.
+    """
+
+    runtime: Runtime
     offers: tuple[Offer, ...]
+    active: str | None
+    recommended: str | None
+    reason: str
+    advice: str
+    problems: Mapping[str, PluginError]
+
+    def offer(self, backend: str | None) -> Offer | None:
+        """The offer of one backend."""
+        return next((offer for offer in self.offers if offer.backend == backend), None)
 
 
-def gather(plugins: Plugins, settings: Settings) -> tuple[dict[str, Offer], dict[str, PluginError]]:
-    """Every backend's offer; a backend that fails to make one is a problem of its own."""
-    offers, problems = {}, {}
+def choose_all(plugins: Plugins, runtimes: Sequence[Runtime], settings: Settings) -> tuple[Choice, ...]:
+    """`choose` for every runtime."""
+    return tuple(choose(plugins, runtime, settings) for runtime in runtimes)
+
+
+def choose(plugins: Plugins, runtime: Runtime, settings: Settings) -> Choice:
+    """Ask every backend what it could do for the runtime and decide.
+
+    Settings decide first: a runtime that is ignored has neither; one that ``[runtimes]`` or ``[backends]
+    choose`` gives to a backend has that or none. Else active is, among the offers that need nothing, the
+    first in ``[backends] order``, then by fidelity; recommended goes by fidelity, then order, then need.
+    """
+    offers, problems = gather(plugins, runtime, settings)
+    rank = {name: position for position, name in enumerate(settings.backends.order)}
+
+    def order(offer: Offer) -> int:
+        return rank.get(offer.backend, len(rank))
+
+    best_first = tuple(
+        sorted(
+            offers.values(),
+            key=lambda o: (
+                o.needs == "impossible",
+                o.fidelity != "full",
+                order(o),
+                _NEEDS.index(o.needs),
+                o.backend,
+            ),
+        )
+    )
+    mine = runtime_settings(settings, runtime)
+    if mine is not None and mine.ignore:
+        return Choice(runtime, best_first, None, None, "[runtimes] says to ignore this runtime", "", problems)
+    wanted, why = _wanted(settings, mine)
+    if wanted:
+        if wanted not in offers:
+            problems[wanted] = missing(wanted, plugins)
+        candidates = tuple(offer for offer in best_first if offer.backend == wanted)
+    else:
+        candidates = best_first
+    ready = sorted(
+        (offer for offer in candidates if offer.needs == "nothing"),
+        key=lambda o: (order(o), o.fidelity != "full", o.backend),
+    )
+    possible = [offer for offer in candidates if offer.needs != "impossible"]
+    active = ready[0].backend if ready else None
+    recommended = possible[0].backend if possible else None
+    return Choice(
+        runtime,
+        best_first,
+        active,
+        recommended,
+        _reason(ready, candidates, why, problems.get(wanted)),
+        _advice(active, possible),
+        problems,
+    )
+
+
+def gather(
+    plugins: Plugins, runtime: Runtime, settings: Settings
+) -> tuple[dict[str, Offer], dict[str, PluginError]]:
+    """Every backend's offer; a backend that fails to make one, or was skipped, is a problem of its own."""
+    offers: dict[str, Offer] = {}
+    problems = dict(plugins.problems)
     for name, backend in plugins.backends.items():
         try:
-            offers[name] = backend.offer(settings)
+            offer = backend.offer(runtime, settings)
+            if offer.needs not in _NEEDS or offer.backend != name:
+                raise ValueError(f"offer {offer!r} is not one of {name}")  # noqa: TRY301 - foreign code
+            offers[name] = offer
         except Exception as error:  # noqa: BLE001 - foreign code
             problems[name] = PluginError(
                 "PLG002",
                 f"backend {name} failed to say what it can do: {quoted(f'{type(error).__name__}: {error}')}",
                 "report it to its author, or name it in [backends] disabled",
             )
+    for name in plugins.disabled:
+        problems[name] = _disabled(name)
     return offers, problems
 
 
-def choose(offers: Mapping[str, Offer], order: Sequence[str]) -> Choice:
-    """Active is, among the offers that need nothing, the first by configured order, then by fidelity."""
-    rank = {name: position for position, name in enumerate(order)}
-
-    def by_order(offer: Offer) -> tuple[bool, int, bool, str]:
-        ready = offer.needs == "nothing"
-        return (not ready, rank.get(offer.backend, len(rank)), offer.fidelity != "full", offer.backend)
-
-    ranked = tuple(sorted(offers.values(), key=by_order))
-    active = ranked[0].backend if ranked and ranked[0].needs == "nothing" else None
-    return Choice(active, ranked)
+def runtime_settings(settings: Settings, runtime: Runtime) -> RuntimeSettings | None:
+    """The entry of ``[runtimes]`` for a runtime: a socket's path, CRI's or NRI's, beats a kind."""
+    for key in (runtime.endpoint, runtime.get("nri_socket", ""), runtime.key, runtime.kind):
+        if key and key in settings.runtimes:
+            return settings.runtimes[key]
+    return None
 
 
-def forced(name: str, plugins: Plugins, offers: Mapping[str, Offer]) -> str:
-    """`name`, if that backend can serve; else `PluginError` ``PLG003``, which says why not."""
-    offer = offers.get(name)
-    if offer is not None:
-        if offer.needs == "nothing":
-            return name
-        raise PluginError(
-            "PLG003", f"backend {name} cannot serve: {offer.reason}", f"it needs: {offer.needs}"
-        )
+def missing(name: str, plugins: Plugins) -> PluginError:
+    """Why there is no backend of this name: ``PLG003``."""
     if name in plugins.disabled:
-        raise PluginError("PLG003", f"backend {name} is disabled", "take it out of [backends] disabled")
+        return _disabled(name)
     if name in plugins.problems:
-        raise PluginError("PLG003", f"backend {name} cannot serve: {plugins.problems[name].message}")
+        return PluginError("PLG003", f"backend {name} cannot serve: {plugins.problems[name].message}")
     installed = ", ".join(plugins.backends) or "none"
-    raise PluginError(
+    return PluginError(
         "PLG003",
         f"there is no backend {quoted(name)}; installed: {installed}",
         "install the package that brings it",
     )
+
+
+def _disabled(name: str) -> PluginError:
+    return PluginError("PLG003", f"backend {name} is disabled", "take it out of [backends] disabled")
+
+
+def _wanted(settings: Settings, mine: RuntimeSettings | None) -> tuple[str, str]:
+    """The backend that settings demand, and which setting; empty if they demand none."""
+    if mine is not None and mine.backend:
+        return mine.backend, f"[runtimes] demands {mine.backend}"
+    if settings.backends.choose != _AUTO:
+        return settings.backends.choose, f"[backends] choose demands {settings.backends.choose}"
+    return "", ""
+
+
+def _reason(
+    ready: Sequence[Offer], candidates: Sequence[Offer], why: str, problem: PluginError | None
+) -> str:
+    if ready:
+        return "; ".join(filter(None, (why, ready[0].reason)))
+    if problem is not None:
+        return f"{why}; {problem.message}"
+    reasons = "; ".join(f"{offer.backend}: {offer.reason}" for offer in candidates)
+    return "; ".join(filter(None, (why, f"no backend can serve now ({reasons or 'none is installed'})")))
+
+
+def _advice(active: str | None, possible: Sequence[Offer]) -> str:
+    if not possible:
+        return "no installed backend can serve this runtime"
+    best = possible[0]
+    if best.backend == active:
+        return "nothing to do"
+    effect = {
+        "nothing": "it could serve at once",
+        "install": "files are written, nothing is restarted",
+        "reload": "files are written and the runtime is reloaded",
+        "restart": "files are written and the runtime is restarted; running containers stay",
+    }[best.needs]
+    return f"cdi-courier install --backend {best.backend}: {best.reason}; {effect}"

@@ -6,16 +6,17 @@ below, marked with `hookimpl`. A backend's entry point bears the backend's name.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import pluggy
 from attrs import frozen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from cdi_courier.annotations import Dialect
     from cdi_courier.changes import ChangeSet
+    from cdi_courier.choice import Choice
     from cdi_courier.host.model import Runtime
     from cdi_courier.injector import Injection, Injector
     from cdi_courier.settings import Settings
@@ -50,22 +51,40 @@ class Offer:
     via: str = ""
 
 
+def _nothing_chosen(_: str, __: str) -> None:
+    return None
+
+
 @frozen
 class ServeContext:
-    """What a backend works with: the settings in force and the one object that answers requests."""
+    """What a backend works with: the settings in force and the one object that answers requests.
+
+    chosen: kind and socket of a runtime → what has been chosen for it; None as long as the host has not been
+    described, or if it has no such runtime. The socket is CRI's or NRI's. Cheap, and safe in any thread.
+    """
 
     settings: Settings
     injector: Injector
+    chosen: Callable[[str, str], Choice | None] = _nothing_chosen
 
 
 class Server(Protocol):
-    """A backend at work."""
+    """A backend at work. `run` has a thread of its own; the others are called from others, at any time."""
 
     def run(self) -> None:
         """Serve until `stop`; returning earlier, or raising, ends the daemon."""
 
     def stop(self) -> None:
-        """Make `run` return soon. Called from another thread, possibly more than once."""
+        """Make `run` return soon. May be called more than once."""
+
+    def reconsider(self) -> None:
+        """What `ServeContext.chosen` says has changed."""
+
+    def status(self) -> Mapping[str, Mapping[str, Any]]:
+        """What is going on, as JSON: socket → ``state``, ``since`` (a `time.time`), ``counts`` and more."""
+
+    def decisions(self) -> Sequence[Mapping[str, Any]]:
+        """The latest answers, the newest last, as JSON: ``time``, ``request``, ``verdict``, ``devices``…"""
 
 
 class Backend(Protocol):
@@ -89,7 +108,9 @@ class Backend(Protocol):
         be installed, with what a person can do instead.
         """
 
-    def undeliverable(self, runtime: Runtime, injection: Injection) -> Sequence[tuple[str, str]]:
+    def undeliverable(
+        self, runtime: Runtime, injection: Injection, settings: Settings
+    ) -> Sequence[tuple[str, str]]:
         """The edits that this way loses for this runtime, each with the reason; both for a person."""
 
     def serve(self, context: ServeContext) -> Server | None:

@@ -1,120 +1,393 @@
-"""Which backend runs: order, readiness, fidelity, and what a forced one says."""
+"""Which backend serves a runtime, and which would serve it best: contract hooks-and-runtimes.md §0."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import pytest
-from cdi_courier.choice import choose, forced, gather
+from cdi_courier.choice import choose, choose_all, gather
 from cdi_courier.errors import PluginError
 from cdi_courier.hookspecs import Offer
+from cdi_courier.host.model import Fact, Runtime
 from cdi_courier.plugins import Plugins
-from cdi_courier.settings import Settings
+from cdi_courier.settings import RuntimeSettings, Settings
+from cdi_courier_cri_o.backend import MODES, CriODropInBackend
+from cdi_courier_nri.backend import NriBackend
+from cdi_courier_oci_hook.backend import WAYS, OciHookBackend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-ORDER = ("nri", "cri_o_drop_in", "oci_hook")
+SOCKET = "/var/run/nri/nri.sock"
 NEEDS = ("nothing", "install", "reload", "restart", "impossible")
 
 
-def offers(*made: Offer) -> dict[str, Offer]:
-    return {offer.backend: offer for offer in made}
-
-
-def test_the_configured_order_decides_among_ready_backends() -> None:
-    """The first of the order that needs nothing is active."""
-    found = choose(
-        offers(Offer("oci_hook", "full", "nothing", ""), Offer("nri", "partial", "nothing", "")), ORDER
+def runtime(kind: str, version: str, /, **facts: Any) -> Runtime:
+    return Runtime(
+        key=kind,
+        kind=kind,  # type: ignore[arg-type]
+        version=version,
+        facts={name: Fact(value, "a test") for name, value in facts.items()},
     )
 
-    assert found.active == "nri"
-    assert [offer.backend for offer in found.offers] == ["nri", "oci_hook"]
+
+def installed(built: bool = True, without: tuple[str, ...] = (), **more: Any) -> Plugins:
+    """All three backends, as if all were built."""
+    backends = {
+        "nri": NriBackend(),
+        "oci_hook": OciHookBackend(WAYS if built else ()),
+        "cri_o_drop_in": CriODropInBackend(MODES if built else ()),
+    }
+    return Plugins({name: b for name, b in backends.items() if name not in without}, **more)
 
 
-def test_fidelity_decides_among_backends_outside_the_order() -> None:
-    """Backends that the order does not name come last, the one of full fidelity first."""
-    found = choose(
-        offers(
-            Offer("a", "partial", "nothing", ""),
-            Offer("b", "full", "nothing", ""),
-            Offer("nri", "partial", "nothing", ""),
-        ),
-        ORDER,
-    )
-
-    assert [offer.backend for offer in found.offers] == ["nri", "b", "a"]
+def with_settings(**sections: dict[str, Any]) -> Settings:
+    made = Settings()
+    for name, values in sections.items():
+        if name == "runtimes":
+            theirs = {key: RuntimeSettings(**value) for key, value in values.items()}
+            made = attrs.evolve(made, runtimes=theirs)
+        else:
+            made = attrs.evolve(made, **{name: attrs.evolve(getattr(made, name), **values)})
+    return made
 
 
-def test_a_backend_that_needs_something_is_not_active() -> None:
-    """An unready backend of higher rank gives way to a ready one."""
-    found = choose(
-        offers(Offer("nri", "full", "restart", ""), Offer("oci_hook", "partial", "nothing", "")), ORDER
-    )
+ON = {"nri": "on", "nri_socket": SOCKET}
+OFF = {"nri": "off"}
+HANDLER = {"handlers": {"cdi-courier": {"type": "oci", "path": "/x"}}}
 
-    assert found.active == "oci_hook"
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    st.dictionaries(
-        st.sampled_from([*ORDER, "x", "y"]),
-        st.tuples(st.sampled_from(["full", "partial"]), st.sampled_from(NEEDS)),
-    )
-)
-def test_what_cannot_serve_is_never_chosen(made: dict[str, Any]) -> None:
-    """Active is a backend that needs nothing, and None only if there is none."""
-    found = choose({n: Offer(n, fidelity, needs, "") for n, (fidelity, needs) in made.items()}, ORDER)
-
-    ready = {name for name, (_, needs) in made.items() if needs == "nothing"}
-    assert (found.active in ready) if ready else (found.active is None)
-    assert sorted(offer.backend for offer in found.offers) == sorted(made)
-
-
-def test_a_forced_backend_that_can_serve_is_taken() -> None:
-    """Forcing a ready backend gives its name, whatever the order."""
-    found = forced("x", Plugins(), offers(Offer("x", "partial", "nothing", "")))
-
-    assert found == "x"
-
-
-BROKEN = PluginError("PLG001", "plugin bad cannot be loaded")
+ROWS: list[tuple[str, Runtime, dict[str, Any], str | None, str | None, str]] = [
+    # what, runtime, settings, active, recommended, a word of the reason or advice
+    # containerd
+    ("1.6", runtime("containerd", "1.6.20~ds1", nri="absent"), {}, None, "oci_hook", "wrapper"),
+    ("1.6 unprobed", runtime("containerd", "1.6.20~ds1"), {}, None, "oci_hook", "since 1.7"),
+    ("1.6 wrapped", runtime("containerd", "1.6.20", nri="absent", **HANDLER), {}, "oci_hook", "oci_hook", ""),
+    ("1.7 off", runtime("containerd", "1.7.24~ds1", **OFF), {}, None, "nri", "restarted"),
+    ("1.7 on", runtime("containerd", "1.7.24~ds1", **ON), {}, "nri", "nri", "by edits"),
+    ("1.7.0 on", runtime("containerd", "1.7.0", **ON), {}, "nri", "nri", "by edits"),
+    ("1.7.30 on", runtime("containerd", "1.7.30", **ON), {}, "nri", "nri", "has not said"),
+    (
+        "1.7.30 CDI off",
+        runtime("containerd", "1.7.30", cdi_enabled=False, **ON),
+        {},
+        "nri",
+        "nri",
+        "its CDI is off",
+    ),
+    ("1.7.30 CDI on", runtime("containerd", "1.7.30", cdi_enabled=True, **ON), {}, "nri", "nri", "by names"),
+    ("1.7 unknown", runtime("containerd", "1.7.24"), {}, None, "nri", "could not be learnt"),
+    (
+        "1.7 off, wrapped",
+        runtime("containerd", "1.7.24", **OFF, **HANDLER),
+        {},
+        "oci_hook",
+        "nri",
+        "registered",
+    ),
+    ("1.7 on, wrapped", runtime("containerd", "1.7.24", **ON, **HANDLER), {}, "nri", "nri", "NRI is on"),
+    ("2.0 on", runtime("containerd", "v2.0.5", **ON), {}, "nri", "nri", "by edits"),
+    ("2.1 on", runtime("containerd", "2.1.9", **ON), {}, "nri", "nri", "by names"),
+    ("2.2 on", runtime("containerd", "2.2.1-0ubuntu1~24.04.2", **ON), {}, "nri", "nri", "by names"),
+    (
+        "2.1 other dirs",
+        runtime("containerd", "2.1.9", cdi_spec_dirs=["/opt/cdi"], **ON),
+        {},
+        "nri",
+        "nri",
+        "/opt/cdi",
+    ),
+    (
+        "2.1 our dirs are its",
+        runtime("containerd", "2.1.9", cdi_spec_dirs=["/opt/cdi"], **ON),
+        {"cdi": {"dirs": ("/opt/cdi",)}},
+        "nri",
+        "nri",
+        "by names",
+    ),
+    ("2.1 off", runtime("containerd", "2.1.9", **OFF), {}, None, "nri", "restarted"),
+    (
+        "2.1 no connections",
+        runtime("containerd", "2.1.9", nri="off", nri_connections=False),
+        {},
+        None,
+        "oci_hook",
+        "disable_connections",
+    ),
+    (
+        "2.1 other socket",
+        runtime("containerd", "2.1.9", nri="on", nri_socket="/elsewhere/nri.sock"),
+        {},
+        None,
+        "oci_hook",
+        "[nri] sockets does not name",
+    ),
+    (
+        "2.1 other socket, ours",
+        runtime("containerd", "2.1.9", nri="on", nri_socket="/elsewhere/nri.sock"),
+        {"nri": {"sockets": ("/elsewhere/nri.sock",)}},
+        "nri",
+        "nri",
+        "",
+    ),
+    (
+        "2.3 validator",
+        runtime("containerd", "2.3.0", nri_validator={"reject_oci_hook_adjustment": True}, **ON),
+        {"nri": {"delivery": "edits"}},
+        "nri",
+        "nri",
+        "rejects hooks",
+    ),
+    (
+        "k3s off",
+        runtime("containerd", "2.1.5-k3s1", config_template="/x/config-v3.toml.tmpl", **OFF),
+        {},
+        None,
+        "nri",
+        "config-v3.toml.tmpl",
+    ),
+    ("version unknown", runtime("containerd", "", **ON), {}, "nri", "nri", "by edits"),
+    # CRI-O
+    ("crio 1.24", runtime("cri-o", "1.24.6", nri="absent"), {}, None, "cri_o_drop_in", "handler"),
+    ("crio 1.25", runtime("cri-o", "1.25.0"), {}, None, "cri_o_drop_in", "handler"),
+    ("crio 1.26 off", runtime("cri-o", "1.26.4", **OFF), {}, None, "cri_o_drop_in", "turns NRI on"),
+    ("crio 1.29 off", runtime("cri-o", "1.29.2", **OFF), {}, None, "cri_o_drop_in", "turns NRI on"),
+    ("crio 1.30 on", runtime("cri-o", "1.30.0", **ON), {}, "nri", "nri", "by edits"),
+    ("crio 1.33 on", runtime("cri-o", "1.33.1", **ON), {}, "nri", "nri", "by edits"),
+    ("crio 1.34 on", runtime("cri-o", "1.34.0", **ON), {}, "nri", "nri", "by names"),
+    ("crio 1.36 on", runtime("cri-o", "1.36.3", **ON), {}, "nri", "nri", "by names"),
+    ("crio 1.36 off", runtime("cri-o", "1.36.3", **OFF), {}, None, "cri_o_drop_in", "restarted"),
+    (
+        "crio 1.36 mode handler",
+        runtime("cri-o", "1.36.3", **OFF),
+        {"cri_o_drop_in": {"mode": "handler"}},
+        None,
+        "cri_o_drop_in",
+        "registers",
+    ),
+    (
+        "crio 1.36 mode hook",
+        runtime("cri-o", "1.36.3", **OFF),
+        {"cri_o_drop_in": {"mode": "hook"}},
+        None,
+        "cri_o_drop_in",
+        "nothing is restarted",
+    ),
+    (
+        "crio 1.24 mode nri",
+        runtime("cri-o", "1.24.6"),
+        {"cri_o_drop_in": {"mode": "nri"}},
+        None,
+        "oci_hook",
+        "has no NRI",
+    ),
+    ("crio 1.19", runtime("cri-o", "1.19.0"), {}, None, "oci_hook", "not supported"),
+    # Podman, Docker
+    ("podman 4.3", runtime("podman", "4.3.1", rootless=False), {}, None, "oci_hook", "precreate"),
+    ("podman rootless", runtime("podman", "5.4.2", rootless=True), {}, None, "oci_hook", "precreate"),
+    ("docker", runtime("docker", "29.0.0"), {}, None, "oci_hook", "wrapper"),
+    ("docker wrapped", runtime("docker", "29.0.0", **HANDLER), {}, "oci_hook", "oci_hook", "registered"),
+    # settings
+    (
+        "ignored",
+        runtime("containerd", "2.1.9", **ON),
+        {"runtimes": {"containerd": {"ignore": True}}},
+        None,
+        None,
+        "ignore",
+    ),
+    (
+        "demanded and ready",
+        runtime("containerd", "2.1.9", **ON, **HANDLER),
+        {"runtimes": {"containerd": {"backend": "oci_hook"}}},
+        "oci_hook",
+        "oci_hook",
+        "[runtimes] demands oci_hook",
+    ),
+    (
+        "demanded, not ready",
+        runtime("containerd", "2.1.9", **ON),
+        {"runtimes": {"containerd": {"backend": "oci_hook"}}},
+        None,
+        "oci_hook",
+        "no backend can serve now",
+    ),
+    (
+        "demanded by socket",
+        runtime("containerd", "2.1.9", **ON, **HANDLER),
+        {"runtimes": {SOCKET: {"backend": "oci_hook"}, "containerd": {"ignore": True}}},
+        "oci_hook",
+        "oci_hook",
+        "",
+    ),
+    (
+        "demanded for another kind",
+        runtime("containerd", "2.1.9", **ON),
+        {"runtimes": {"cri-o": {"backend": "oci_hook"}}},
+        "nri",
+        "nri",
+        "",
+    ),
+    (
+        "demanded, unknown",
+        runtime("containerd", "2.1.9", **ON),
+        {"runtimes": {"containerd": {"backend": "none-such"}}},
+        None,
+        None,
+        "there is no backend",
+    ),
+    (
+        "demanded for all",
+        runtime("containerd", "2.1.9", **ON),
+        {"backends": {"choose": "oci_hook"}},
+        None,
+        "oci_hook",
+        "[backends] choose demands oci_hook",
+    ),
+    (
+        "another order",
+        runtime("containerd", "2.1.9", **ON, **HANDLER),
+        {"backends": {"order": ("oci_hook", "nri")}},
+        "oci_hook",
+        "oci_hook",
+        "registered",
+    ),
+]
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("hook", "not built yet"),
-        ("off", "disabled"),
-        ("bad", "cannot be loaded"),
-        ("none\x1b", "installed: hook"),
-    ],
+    ("found", "told", "active", "recommended", "word"),
+    [row[1:] for row in ROWS],
+    ids=[row[0] for row in ROWS],
 )
-def test_a_forced_backend_that_cannot_serve_says_why(name: str, words: str) -> None:
-    """Impossible, disabled, broken and absent backends are PLG003 with their reason."""
-    plugins = Plugins(backends={"hook": SimpleNamespace()}, problems={"bad": BROKEN}, disabled=("off",))
+def test_the_decision_table(
+    found: Runtime, told: dict[str, Any], active: str | None, recommended: str | None, word: str
+) -> None:
+    """Every row has its active and its recommended backend, and a person is told why."""
+    choice = choose(installed(), found, with_settings(**told))
 
-    with pytest.raises(PluginError) as caught:
-        forced(name, plugins, offers(Offer("hook", "partial", "impossible", "not built yet")))
-
-    assert caught.value.code == "PLG003"
-    assert words in caught.value.message
-    assert "\x1b" not in str(caught.value)
+    assert (choice.active, choice.recommended) == (active, recommended)
+    assert word in " ".join([choice.reason, choice.advice, *(offer.reason for offer in choice.offers)])
 
 
-def test_a_backend_that_fails_to_make_an_offer_hurts_no_other() -> None:
-    """An exception of one backend is that backend's problem."""
+@pytest.mark.parametrize("found", [row[1] for row in ROWS], ids=[row[0] for row in ROWS])
+def test_what_is_not_built_is_never_chosen(found: Runtime) -> None:
+    """With what is built today only NRI can be active or recommended; the others say why they cannot."""
+    choice = choose(installed(built=False), found, Settings())
 
-    def fail(_: Settings) -> Offer:
-        raise ZeroDivisionError("by \x1b zero")
+    assert {choice.active, choice.recommended} <= {"nri", None}
+    for offer in choice.offers:
+        if offer.backend != "nri":
+            assert offer.needs == "impossible"
+            assert offer.reason
 
-    good = Offer("good", "full", "nothing", "")
-    plugins = Plugins(
-        backends={"bad": SimpleNamespace(offer=fail), "good": SimpleNamespace(offer=lambda _: good)}
+
+@pytest.mark.parametrize("kind", ["containerd", "cri-o", "docker", "podman"])
+def test_a_missing_package_is_no_choice(kind: str) -> None:
+    """A backend that is not installed is neither active nor recommended."""
+    choice = choose(installed(without=("nri",)), runtime(kind, "2.1.9", **ON), Settings())
+
+    assert "nri" not in {choice.active, choice.recommended}
+    assert all(offer.backend != "nri" for offer in choice.offers)
+
+
+def test_nothing_installed_is_said() -> None:
+    """Without any backend there is no choice, and the reason says so."""
+    choice = choose(Plugins(), runtime("containerd", "2.1.9", **ON), Settings())
+
+    assert (choice.active, choice.recommended) == (None, None)
+    assert "none is installed" in choice.reason
+
+
+def backend(name: str, offer: Any) -> Any:
+    def answer(*_: object) -> Any:
+        if isinstance(offer, Exception):
+            raise offer
+        return offer
+
+    return SimpleNamespace(name=name, offer=answer)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [RuntimeError("bro\nken"), None, Offer("other", "full", "nothing", ""), Offer("bad", "full", "soon", "")],  # type: ignore[arg-type]
+    ids=["raises", "none", "another's name", "unknown need"],
+)
+def test_a_backend_that_fails_to_offer_hurts_no_other(wrong: Any) -> None:
+    """Its error is told on one line; the others are asked and chosen as ever."""
+    good = Offer("good", "full", "nothing", "here")
+    plugins = Plugins({"bad": backend("bad", wrong), "good": backend("good", good)})
+
+    choice = choose(plugins, runtime("containerd", "2.1.9"), Settings())
+
+    assert choice.active == "good"
+    assert choice.problems["bad"].code == "PLG002"
+    assert "\n" not in choice.problems["bad"].message
+
+
+def test_third_party_backends_take_part() -> None:
+    """One that the order does not name comes after those that it names, however good it is."""
+    theirs = Offer("theirs", "full", "nothing", "")
+    plugins = Plugins({"theirs": backend("theirs", theirs), "nri": NriBackend()})
+
+    with_nri = choose(plugins, runtime("containerd", "2.1.9", **ON), Settings())
+    without = choose(plugins, runtime("docker", "29.0.0"), Settings())
+
+    assert (with_nri.active, without.active) == ("nri", "theirs")
+
+
+def test_disabled_and_broken_backends_are_named() -> None:
+    """Whoever asks why a backend is not chosen finds it among the problems, with what to do."""
+    broken = PluginError("PLG001", "plugin x is broken")
+    plugins = installed(without=("nri",), disabled=("nri",), problems={"x": broken})
+
+    choice = choose(plugins, runtime("containerd", "2.1.9", **ON), Settings())
+
+    assert "[backends] disabled" in choice.problems["nri"].hint
+    assert choice.problems["x"] is broken
+
+
+OFFERS = st.dictionaries(
+    st.sampled_from(["nri", "oci_hook", "cri_o_drop_in", "a", "b"]),
+    st.tuples(st.sampled_from(["full", "partial"]), st.sampled_from(NEEDS)),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(OFFERS)
+def test_the_choice_follows_its_two_rules(made: dict[str, Any]) -> None:
+    """Active needs nothing and is first in order; recommended is possible and nothing has more fidelity."""
+    offers = {n: Offer(n, fidelity, needs, n) for n, (fidelity, needs) in made.items()}
+    plugins = Plugins({n: backend(n, offer) for n, offer in offers.items()})
+    order = Settings().backends.order
+
+    choice = choose(plugins, runtime("containerd", "2.1.9"), Settings())
+
+    ready = [o for o in offers.values() if o.needs == "nothing"]
+    possible = [o for o in offers.values() if o.needs != "impossible"]
+    assert (choice.active is None) is (not ready)
+    assert (choice.recommended is None) is (not possible)
+    if choice.active:
+        place = [order.index(o.backend) if o.backend in order else 9 for o in ready]
+        mine = offers[choice.active]
+        assert mine.needs == "nothing"
+        assert (order.index(mine.backend) if mine.backend in order else 9) == min(place)
+    if choice.recommended:
+        best = offers[choice.recommended]
+        assert best.fidelity == "full" or all(o.fidelity != "full" for o in possible)
+
+
+def test_each_runtime_has_a_choice_of_its_own() -> None:
+    """containerd and Podman on one host can have different backends."""
+    choices = choose_all(
+        installed(), [runtime("containerd", "2.1.9", **ON), runtime("podman", "5.4.2")], Settings()
     )
 
-    found, problems = gather(plugins, Settings())
+    assert [choice.recommended for choice in choices] == ["nri", "oci_hook"]
 
-    assert found == {"good": good}
-    assert problems["bad"].code == "PLG002"
-    assert "ZeroDivisionError" in problems["bad"].message
+
+def test_asking_touches_no_offer_of_a_disabled_backend() -> None:
+    """What is disabled is not asked, only named."""
+    offers, problems = gather(Plugins(disabled=("nri",)), runtime("containerd", "2.1.9"), Settings())
+
+    assert (offers, list(problems)) == ({}, ["nri"])

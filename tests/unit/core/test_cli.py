@@ -199,7 +199,7 @@ def test_the_environment_names_the_file_and_the_flag_overrides_it(config: Path, 
     )
 
 
-@pytest.mark.parametrize(("name", "words"), [("cri_o_drop_in", "not built yet"), ("x", "no backend")])
+@pytest.mark.parametrize(("name", "words"), [("cri_o_drop_in", "nothing to run"), ("x", "no backend")])
 def test_a_forced_backend_that_cannot_serve_is_refused(config: Path, name: str, words: str) -> None:
     """run with such a backend is exit code 1, PLG003 and the reason, and leaves nothing behind."""
     done = courier("--config", config, "run", "--backend", name, code=1)

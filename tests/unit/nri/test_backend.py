@@ -11,10 +11,13 @@ from typing import Any
 import attrs
 import pytest
 from cdi_courier.cdi.registry import Registry
+from cdi_courier.choice import Choice
 from cdi_courier.dialects import cdi_courier_dialects
 from cdi_courier.errors import AnnotationError, CdiError, DeliveryError, PolicyDenied
 from cdi_courier.hookspecs import ServeContext
-from cdi_courier.injector import Injector
+from cdi_courier.host.model import Fact, Runtime
+from cdi_courier.injector import Injection, Injector
+from cdi_courier.request import ContainerRequest
 from cdi_courier.settings import RuntimeSettings, Settings, load
 from cdi_courier_nri import adjustment, messages, runtimes
 from cdi_courier_nri.backend import Handler, NriBackend
@@ -602,9 +605,117 @@ def test_who_asks_for_nothing_is_answered_whatever_the_delivery(config: Settings
     assert data == b""
 
 
-def test_the_backend_offers_itself_always(config: Settings) -> None:
-    """The offer needs nothing and names the socket, which need not be there."""
-    offer = NriBackend().offer(config)
+# Beside the description of the host
 
-    assert (offer.backend, offer.needs) == ("nri", "nothing")
-    assert config.nri.sockets[0] in offer.reason
+
+def described(**facts: Any) -> Choice:
+    """A choice for containerd 2.1 with these facts, served by nri."""
+    known = {name: Fact(value, "a test") for name, value in facts.items()}
+    runtime = Runtime("containerd", "containerd", "2.1.9", "/run/containerd/containerd.sock", known)
+    return Choice(runtime, (), "nri", "nri", "", "", {})
+
+
+class Described:
+    """What is chosen, as the service tells it; `found` may change."""
+
+    def __init__(self) -> None:
+        self.found: Choice | None = None
+
+    def __call__(self, kind: str, socket: str) -> Choice | None:
+        return self.found
+
+
+def test_what_the_host_is_found_to_be_changes_what_is_sent(config: Settings) -> None:
+    """Edits until the runtime is known to read our directories, names from then on, edits again otherwise."""
+    host = Described()
+    made = attrs.evolve(context(changed(config, "nri", delivery="auto")), chosen=host)
+    handler = handler_of(made)
+    handler.configured(configured(version="v2.1.9"))
+    sent = []
+
+    for found in (None, described(cdi_spec_dirs=list(config.cdi.dirs)), described(cdi_spec_dirs=["/x"])):
+        host.found = found
+        handler.reconsider()
+        sent.append("names" if claimed(answered(handler, event("vendor.com/gpu=a"))) else "edits")
+
+    assert sent == ["edits", "names", "edits"]
+
+
+def test_a_runtime_that_another_backend_serves_is_left_alone_from_then_on(
+    config: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only the active backend delivers; who else would, says so once and answers nothing."""
+    host = Described()
+    handler = handler_of(attrs.evolve(context(config), chosen=host))
+    handler.configured(configured())
+    assert answered(handler, event("vendor.com/gpu=a")) != b""
+
+    host.found = attrs.evolve(described(), active="oci_hook")
+    handler.reconsider()
+    handler.reconsider()
+
+    assert answered(handler, event("vendor.com/gpu=a")) == b""
+    assert caplog.text.count("backend oci_hook serves them") == 1
+
+
+def test_a_session_that_serves_is_not_silenced_by_a_probe_that_could_not_tell(config: Settings) -> None:
+    """A description that finds nobody active does not overrule the runtime, which has introduced itself."""
+    host = Described()
+    handler = handler_of(attrs.evolve(context(config), chosen=host))
+    handler.configured(configured())
+
+    host.found = attrs.evolve(described(), active=None)
+    handler.reconsider()
+
+    assert answered(handler, event("vendor.com/gpu=a")) != b""
+
+
+def test_the_status_says_what_became_of_whom(config: Settings) -> None:
+    """Counts, state and the latest decisions are plain JSON."""
+    handler = handler_of(context(config))
+    handler.configured(configured("v2", "v2.0.1"))
+    handler.observe("active", 12.5, "")
+    answered(handler, event("vendor.com/gpu=a"))
+    answered(handler, event(None))
+    with pytest.raises(PolicyDenied):
+        answered(handler, event("vendor.com/gpu=a", "default"))
+    handler.synchronized(*listed(asks=("vendor.com/gpu=a", {})))
+
+    status, decisions = json.loads(json.dumps([handler.status(), handler.decisions()]))
+
+    assert (status["state"], status["since"], status["kind"]) == ("active", 12.5, "containerd")
+    assert status["counts"] == {"requests": 3, "injected": 1, "skipped": 0, "refused": 1, "missed": 1}
+    assert status["missed"][0]["devices"] == ["vendor.com/gpu=a"]
+    assert [(d["verdict"], d["container"]) for d in decisions] == [
+        ("injected", "gpu-operator/pod/c"),
+        ("refused", "default/pod/c"),
+    ]
+    assert decisions[1]["cause"].startswith("POL001: ")
+
+
+def test_decisions_are_the_latest_only(config: Settings) -> None:
+    """However many containers there were, the status stays small."""
+    handler = handler_of(context(config))
+
+    for _ in range(300):
+        answered(handler, event("vendor.com/gpu=a"))
+
+    assert len(handler.decisions()) == 100
+    assert handler.status()["counts"]["injected"] == 300
+
+
+def test_what_would_be_lost_is_known_without_a_container(config: Settings) -> None:
+    """By edits the backend names it; by names nothing is lost."""
+    write(config, a=LOSSY)
+    made = context(config)
+    request = ContainerRequest({DOMAIN: "vendor.com/gpu=a"}, namespace="gpu-operator", container="c")
+    injection = made.injector.inject(request)
+    assert isinstance(injection, Injection)
+    runtime = described(cdi_spec_dirs=list(config.cdi.dirs)).runtime
+
+    by = {
+        way: NriBackend().undeliverable(runtime, injection, changed(config, "nri", delivery=way))
+        for way in ("auto", "names", "edits")
+    }
+
+    assert by == {"auto": (), "names": (), "edits": [("additional group 44", "NRI cannot add groups")]}

@@ -7,6 +7,8 @@ import functools
 import logging
 import math
 import threading
+import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,7 +19,7 @@ from cdi_courier.hookspecs import API_VERSION, Backend, Offer, ServeContext, hoo
 from cdi_courier.injector import Grant, Injection, Skipped
 from cdi_courier.request import ContainerRequest
 
-from . import adjustment, launched, runtimes
+from . import adjustment, launched, offers, runtimes
 from .connection import SYNCHRONIZE_GRACE, NriConnection
 from .edits import PreparedEdits, Undeliverable
 
@@ -27,7 +29,9 @@ if TYPE_CHECKING:
 
     from cdi_courier.cdi.model import ContainerEdits
     from cdi_courier.cdi.snapshot import Snapshot
+    from cdi_courier.changes import ChangeSet
     from cdi_courier.hookspecs import Server
+    from cdi_courier.host.model import Runtime
     from cdi_courier.settings import Settings
 
     from .connection import Answer
@@ -39,6 +43,8 @@ NAME = "nri"
 
 _MAX_PREPARED = 256
 _MAX_LISTED = 8
+_MAX_MISSED = 100
+_MAX_DECISIONS = 100
 _STOPPED = 4  # ContainerState CONTAINER_STOPPED
 
 
@@ -48,12 +54,19 @@ class NriBackend:
     name = NAME
     api_version = API_VERSION
 
-    def offer(self, settings: Settings) -> Offer:
-        """Always possible: a socket that is not there is waited for."""
-        sockets = ", ".join(settings.nri.sockets)
-        return Offer(
-            NAME, "full", "nothing", f"a plugin on {sockets}, which is waited for while it is absent"
-        )
+    def offer(self, runtime: Runtime, settings: Settings) -> Offer:
+        """What NRI's state on this runtime allows."""
+        return offers.offer(runtime, settings)
+
+    def plan(self, runtime: Runtime, _: Settings) -> ChangeSet:
+        """What turning NRI on changes. Raises `DeliveryError` ``DLV002``."""
+        raise DeliveryError("DLV002", f"turning NRI on in {runtime.kind} is not built yet")
+
+    def undeliverable(
+        self, runtime: Runtime, injection: Injection, settings: Settings
+    ) -> Sequence[tuple[str, str]]:
+        """What edits would lose; names, which the runtime resolves itself, lose nothing."""
+        return offers.undeliverable(runtime, injection, settings)
 
     def serve(self, context: ServeContext) -> Server:
         """Take the lock of every socket and return the server. Raises `HostError` if one is taken."""
@@ -95,7 +108,7 @@ class _Server:
         self._registry = context.injector.registry
         self._inherited = inherited
         paths = settings.sockets if inherited is None else (launched.LABEL,)
-        self.handlers = {path: Handler(context, path, self._reader) for path in paths}
+        self._handlers = {path: Handler(context, path, self._reader) for path in paths}
         self._connections = [
             NriConnection(
                 path,
@@ -106,8 +119,9 @@ class _Server:
                 deadline_share=settings.deadline,
                 # A plugin launched by a runtime before NRI 0.7 is never synchronized.
                 synchronize_grace=SYNCHRONIZE_GRACE if inherited is None else math.inf,
+                observer=handler.observe,
             )
-            for path, handler in self.handlers.items()
+            for path, handler in self._handlers.items()
         ]
         self._failure: BaseException | None = None
 
@@ -133,6 +147,25 @@ class _Server:
         for connection in self._connections:
             connection.stop()
 
+    def reconsider(self) -> None:
+        """Let every session look at what has been chosen now."""
+        for handler in self._handlers.values():
+            handler.reconsider()
+
+    def status(self) -> dict[str, dict[str, Any]]:
+        """Socket → its session, as JSON."""
+        return {
+            connection.path: {
+                **self._handlers[connection.path].status(),
+                "sessions": connection.sessions,
+            }
+            for connection in self._connections
+        }
+
+    def decisions(self) -> list[dict[str, Any]]:
+        """The latest answers of all sessions."""
+        return [decision for handler in self._handlers.values() for decision in handler.decisions()]
+
     def _serve(self, connection: NriConnection) -> None:
         try:
             if self._inherited is None:
@@ -146,62 +179,129 @@ class _Server:
             self.stop()
 
 
+@frozen
+class _Mode:
+    """What a runtime is sent. idle: why its containers are left alone instead; empty if they are not."""
+
+    delivery: runtimes.Delivery
+    why: str
+    nri: tuple[int, int]
+    idle: str
+
+
+_UNKNOWN = "the runtime has not introduced itself"
+
+
 class Handler:
     """One connection's answers.
 
-    path: the socket, by which ``[runtimes]`` may know the runtime. reader: where changed spec files are read.
+    path: the socket, by which ``[runtimes]`` may know the runtime. reader: reads changed spec files.
 
-    missed: what the last Synchronize found, for a status report.
+    missed: what the last Synchronize found. counts: containers asked about, and what became of them.
     """
 
     def __init__(self, context: ServeContext, path: str, reader: ThreadPoolExecutor) -> None:
         settings = context.settings
         self.missed: tuple[Missed, ...] = ()
+        self.counts = dict.fromkeys(("requests", "injected", "skipped", "refused"), 0)
+        self._context = context
         self._injector = context.injector
         self._registry = context.injector.registry
         self._reader = reader
         self._path = path
-        self._runtimes = settings.runtimes
-        self._setting = settings.nri.delivery
-        self._dirs = settings.cdi.dirs
         self._tolerant = settings.delivery.undeliverable == "warn"
-        # Until Configure tells the runtime, nothing is known that would allow names or newer edits.
-        self._delivery: runtimes.Delivery = "names" if self._setting == "names" else "edits"
-        self._nri = (0, 0)
-        self._idle = ""
+        self._info: Configured | None = None
+        self._state: tuple[str, float, str] = ("waiting", time.time(), "")
+        self._mode = _Mode("names" if settings.nri.delivery == "names" else "edits", _UNKNOWN, (0, 0), "")
         self._prepared: dict[int, tuple[ContainerEdits, PreparedEdits]] = {}
         self._told_unowned = False
         self._unsaid: list[tuple[ContainerRequest, Injection]] = []
+        self._decisions: deque[tuple[float, str, str, tuple[str, ...], str]] = deque(maxlen=_MAX_DECISIONS)
         self._by_names = functools.lru_cache(_MAX_PREPARED)(adjustment.by_names)
 
     def configured(self, info: Configured) -> None:
         """Decide what this runtime is sent."""
-        name, version = info.runtime_name, info.runtime_version
-        self._nri = runtimes.nri_version(name, version, info.nri_version)
-        self._prepared.clear()
+        self._info = info
         self._told_unowned = False
         for request, _ in self._unsaid:
             logger.warning("not injected %s: the connection ended before the answer was sent", request)
         self._unsaid.clear()
-        self._idle = _why_idle(self._runtimes, self._path, runtimes.kind(name))
-        if self._idle:
-            logger.warning("this runtime's containers are left alone: %s", self._idle)
-            return
-        if self._setting == "auto":
-            self._delivery, why = runtimes.delivery(name, version, self._dirs)
-        else:
-            self._delivery, why = self._setting, f'[nri] delivery = "{self._setting}"'
-        logger.info("delivering by %s: %s", self._delivery, why)
+        self._mode = self._decide(info)
+        self._tell_mode()
         if info.config:
             logger.warning(
                 "the runtime's configuration file for this plugin is not read; "
                 "settings are those of cdi-courier"
             )
 
+    def reconsider(self) -> None:
+        """Decide anew, because the host's description has changed. Any thread."""
+        info = self._info
+        if info is not None:
+            before, self._mode = self._mode, self._decide(info)
+            if before != self._mode:
+                self._tell_mode()
+
+    def _decide(self, info: Configured) -> _Mode:
+        settings = self._context.settings
+        name, version = info.runtime_name, info.runtime_version
+        kind = runtimes.kind(name)
+        nri = runtimes.nri_version(name, version, info.nri_version)
+        found = self._context.chosen(kind, self._path)
+        idle = _why_idle(settings.runtimes, self._path, kind)
+        if not idle and found is not None and found.active not in (None, NAME):
+            idle = f"backend {found.active} serves them"
+        if settings.nri.delivery != "auto":
+            return _Mode(settings.nri.delivery, f'[nri] delivery = "{settings.nri.delivery}"', nri, idle)
+        delivery, why = runtimes.delivery(
+            name,
+            version,
+            settings.cdi.dirs,
+            runtime_dirs=found.runtime.get("cdi_spec_dirs") if found else None,
+            cdi_enabled=found.runtime.get("cdi_enabled") if found else None,
+        )
+        return _Mode(delivery, why, nri, idle)
+
+    def _tell_mode(self) -> None:
+        if self._mode.idle:
+            logger.warning("this runtime's containers are left alone: %s", self._mode.idle)
+        else:
+            logger.info("delivering by %s: %s", self._mode.delivery, self._mode.why)
+
+    def observe(self, state: str, since: float, cause: str) -> None:
+        """Take note of the connection's state (`NriConnection`'s observer)."""
+        self._state = state, since, cause
+
+    def status(self) -> dict[str, Any]:
+        """The session as JSON. Any thread."""
+        state, since, cause = self._state
+        info, mode = self._info, self._mode
+        return {
+            "state": "idle" if state == "active" and mode.idle else state,
+            "since": since,
+            "cause": cause or mode.idle,
+            "kind": runtimes.kind(info.runtime_name) if info else "",
+            "version": info.runtime_version if info else "",
+            "delivery": mode.delivery,
+            "why": mode.why,
+            "counts": {**self.counts, "missed": len(self.missed)},
+            "missed": [
+                {"container": str(missed.request), "devices": list(missed.names), "cure": missed.cure}
+                for missed in self.missed[:_MAX_MISSED]
+            ],
+        }
+
+    def decisions(self) -> list[dict[str, Any]]:
+        """The latest answers to containers that asked, as JSON. Any thread."""
+        return [
+            {"time": when, "verdict": verdict, "container": who, "devices": list(names), "cause": cause}
+            for when, verdict, who, names, cause in list(self._decisions)
+        ]
+
     def synchronized(self, pods: list[Any], containers: list[Any]) -> None:
         """Report containers that exist without the devices they ask for; nothing can give them any now."""
         logger.info("synchronized: %d pods, %d containers exist already", len(pods), len(containers))
-        if self._idle:
+        if self._mode.idle:
             return
         by_id = {pod.id: pod for pod in pods}
         self.missed = tuple(
@@ -225,15 +325,16 @@ class Handler:
         Spec files that have changed are read by another thread; then the reply is a Future of the function
         that gives it.
         """
+        self.counts["requests"] += 1
         request = _request(event.pod, event.container)
         try:
-            grant = None if self._idle else self._injector.grant(request)
+            grant = None if self._mode.idle else self._injector.grant(request)
             if grant is None:
                 return b""
             if isinstance(grant, Skipped):
-                return _skip(request, grant)
+                return self._skip(request, grant)
         except CourierError as error:
-            _refuse(request, error)
+            self._refuse(request, error)
         snapshot = self._registry.current()
         if snapshot is None:
             return self._reader.submit(self._read, functools.partial(self._answer, event, request, grant))
@@ -242,7 +343,10 @@ class Handler:
     def answered(self) -> None:
         """Log what has been injected since the last call."""
         for request, injection in self._unsaid:
-            logger.info("injected %s: %s", request, ",".join(injection.names))
+            who = str(request)
+            self.counts["injected"] += 1
+            self._decisions.append((time.time(), "injected", who, injection.names, ""))
+            logger.info("injected %s: %s", who, ",".join(injection.names))
         self._unsaid.clear()
 
     def _read(self, then: Callable[[Snapshot], bytes]) -> Callable[[], bytes]:
@@ -255,14 +359,14 @@ class Handler:
         try:
             injection = self._injector.resolve(grant, snapshot)
             if isinstance(injection, Skipped):
-                return _skip(request, injection)
-            if self._delivery == "names":
+                return self._skip(request, injection)
+            if self._mode.delivery == "names":
                 present = event.container.CDI_devices
                 data = self._by_names(injection.names, frozenset(device.name for device in present))
             else:
                 data = self._by_edits(event, request, injection)
         except CourierError as error:
-            _refuse(request, error)
+            self._refuse(request, error)
         self._unsaid.append((request, injection))
         return data
 
@@ -287,12 +391,30 @@ class Handler:
 
     def _prepare(self, edits: ContainerEdits) -> PreparedEdits:
         # By identity, which is what a snapshot keeps; the reference to the edits keeps the number theirs.
+        nri = self._mode.nri
         kept = self._prepared.get(id(edits))
-        if kept is None:
+        if kept is None or kept[1].nri != nri:
             if len(self._prepared) >= _MAX_PREPARED:
                 self._prepared.clear()
-            kept = self._prepared[id(edits)] = edits, PreparedEdits(edits, self._nri)
+            kept = self._prepared[id(edits)] = edits, PreparedEdits(edits, nri)
         return kept[1]
+
+    def _skip(self, request: ContainerRequest, skipped: Skipped) -> bytes:
+        logger.warning("skipped %s: %s", request, skipped.error)
+        self.counts["skipped"] += 1
+        self._decide_on(request, "skipped", skipped.names, skipped.error)
+        return adjustment.skipped(skipped.error.code)
+
+    def _refuse(self, request: ContainerRequest, error: CourierError) -> NoReturn:
+        logger.warning("refused %s: %s", request, error)
+        self.counts["refused"] += 1
+        self._decide_on(request, "refused", (), error)
+        raise error
+
+    def _decide_on(
+        self, request: ContainerRequest, verdict: str, names: tuple[str, ...], error: CourierError
+    ) -> None:
+        self._decisions.append((time.time(), verdict, str(request), names, _short(error)))
 
     def _audit(self, pod: Any, container: Any) -> Missed | None:
         if pod is None:
@@ -332,16 +454,6 @@ def _short(error: CourierError) -> str:
 
 def _request(pod: Any, container: Any) -> ContainerRequest:
     return ContainerRequest(pod.annotations, namespace=pod.namespace, pod=pod.name, container=container.name)
-
-
-def _skip(request: ContainerRequest, skipped: Skipped) -> bytes:
-    logger.warning("skipped %s: %s", request, skipped.error)
-    return adjustment.skipped(skipped.error.code)
-
-
-def _refuse(request: ContainerRequest, error: CourierError) -> NoReturn:
-    logger.warning("refused %s: %s", request, error)
-    raise error
 
 
 def _undeliverable(injection: Injection, lost: Sequence[Undeliverable]) -> DeliveryError:

@@ -69,7 +69,7 @@ class PreparedEdits:
 
     def __init__(self, edits: ContainerEdits, nri: NriVersion) -> None:
         written = edits_to_dict(edits)
-        self._nri = nri
+        self.nri = nri
         self._lost: list[Undeliverable] = []
         # Within one adjustment a key may be claimed once, so what CDI lets a later edit replace is replaced
         # here: a variable stays at the place of the first, a node or mount comes last.
@@ -94,6 +94,11 @@ class PreparedEdits:
         self._linux = self._encode_linux(written)
         self._env_items = frozenset(f"{name}={value}" for name, value in self._env.items())
         self._rest = _encode(self._env.items(), self._hooks, self._mounts.values())
+
+    @property
+    def lost(self) -> list[Undeliverable]:
+        """What is lost in a container that has nothing yet, whatever the host's nodes are."""
+        return [*self._lost, *self._lost_gids(messages.ContainerDetails())]
 
     def encode(self, container: Any) -> tuple[bytes, Adjusted]:
         """The edits as an encoded `messages.ContainerAdjustment`, and what is not in it.
@@ -147,12 +152,12 @@ class PreparedEdits:
         linux = messages.LinuxContainerAdjustment()
         for device in written.get("netDevices", ()):
             host, name = device["hostInterfaceName"], device["name"]
-            if self._nri < _NET_AND_RDT_SINCE:
+            if self.nri < _NET_AND_RDT_SINCE:
                 self._lose(f"network device {quoted(host, 100)}", old)
             elif self._claimable(host, "network device"):
                 linux.net_devices[host].name = name
         rdt = written.get("intelRdt")
-        if rdt is not None and self._nri < _NET_AND_RDT_SINCE:
+        if rdt is not None and self.nri < _NET_AND_RDT_SINCE:
             self._lose("intelRdt", old)
         elif rdt is not None:
             # CDI replaces the container's settings as a whole, so all three fields are set, also to nothing.
@@ -243,7 +248,7 @@ class PreparedEdits:
             lost.append(Undeliverable(name, reason))
         elif path == host_path:
             return True
-        elif self._nri < _CGROUP_RULES_SINCE:
+        elif self.nri < _CGROUP_RULES_SINCE:
             reason = (
                 f"in a user namespace {quoted(host_path, 100)} needs a device cgroup rule of its own, which "
             )

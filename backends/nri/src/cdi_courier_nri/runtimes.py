@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import posixpath
 import re
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Delivery = Literal["names", "edits"]
 
@@ -66,17 +69,43 @@ def nri_version(name: str, version: str, told: str) -> tuple[int, int]:
     return 0, 0
 
 
-def delivery(name: str, version: str, cdi_dirs: tuple[str, ...]) -> tuple[Delivery, str]:
+def delivery(
+    name: str,
+    version: str,
+    cdi_dirs: Sequence[str],
+    *,
+    runtime_dirs: Sequence[str] | None = None,
+    cdi_enabled: bool | None = None,
+) -> tuple[Delivery, str]:
     """What ``[nri] delivery = "auto"`` means for this runtime, and why, for a person.
 
-    name, version: as Configure tells them. cdi_dirs: ours; the runtime's are taken to be the defaults.
+    name, version: as Configure tells them. cdi_dirs: ours. runtime_dirs, cdi_enabled: the runtime's, as its
+    description says; None where it does not, in which case the directories are taken to be the defaults.
     """
-    since = _NAMES_SINCE.get(kind(name))
+    who = kind(name)
+    since = _NAMES_SINCE.get(who)
     if since is None:
         return "edits", f"{name or 'an unnamed runtime'} is not known to honour CDI names over NRI"
     found = parse_version(version)
-    if found is None or found < since:
+    by_switch = who == "containerd" and found is not None and (1, 7, 30) <= found < (2, 0, 0)
+    if found is None or (found < since and not by_switch):
         return "edits", f"{name} honours CDI names over NRI only since {'.'.join(map(str, since))}"
-    if tuple(posixpath.normpath(d) for d in cdi_dirs) != _DEFAULT_DIRS:
+    if by_switch and not cdi_enabled:
+        state = "its CDI is off" if cdi_enabled is False else "it has not said that its CDI is on"
+        return "edits", f"containerd 1.7 honours CDI names over NRI only with enable_cdi, and {state}"
+    if cdi_enabled is False:
+        # It resolves names all the same, but only from the default directories.
+        runtime_dirs = _DEFAULT_DIRS
+    ours = _normal(cdi_dirs)
+    if runtime_dirs is None and ours != _DEFAULT_DIRS:
         return "edits", "[cdi] dirs are not the default ones, and the runtime may read others"
+    if runtime_dirs is not None and _normal(runtime_dirs) != ours:
+        return (
+            "edits",
+            f"the runtime reads CDI files from {', '.join(runtime_dirs)}, we from {', '.join(ours)}",
+        )
     return "names", f"{name} {'.'.join(map(str, found))} resolves CDI names itself"
+
+
+def _normal(dirs: Sequence[str]) -> tuple[str, ...]:
+    return tuple(posixpath.normpath(path) for path in dirs)

@@ -1,30 +1,62 @@
 """The OCI hook backend: Podman precreate, runtime wrapper and live injection.
 
-It is not built yet, and its offer says so.
+Its offers are real; delivery is not built yet, and until it is they say so and are impossible.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from cdi_courier.errors import DeliveryError
 from cdi_courier.hookspecs import API_VERSION, Backend, Offer, ServeContext, hookimpl
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cdi_courier.changes import ChangeSet
     from cdi_courier.hookspecs import Server
+    from cdi_courier.host.model import Runtime
+    from cdi_courier.injector import Injection
     from cdi_courier.settings import Settings
 
-NAME = "oci_hook"
+NAME: Final = "oci_hook"
+
+WAYS: Final = ("precreate", "wrapper", "hook")
+"""The entry points of this backend, best first."""
 
 
 class OciHookBackend:
-    """Cannot serve in this version."""
+    """Edits a container's OCI config before it is created, or injects into it before it is started.
+
+    built: those of `WAYS` that can be installed and deliver.
+    """
 
     name = NAME
     api_version = API_VERSION
 
-    def offer(self, _: Settings) -> Offer:
-        """Impossible, so that it is never chosen."""
-        return Offer(NAME, "partial", "impossible", "not built yet")
+    def __init__(self, built: Sequence[str] = ()) -> None:
+        self._built = built
+
+    def offer(self, runtime: Runtime, settings: Settings) -> Offer:
+        """The best way for this kind of runtime; it needs nothing where it is configured already."""
+        way, offer = _best(runtime)
+        if way not in self._built:
+            return Offer(NAME, offer.fidelity, "impossible", f"{offer.reason}; that is not built yet")
+        if way == "wrapper" and settings.oci_hook.handler in runtime.get("handlers", {}):
+            return Offer(
+                NAME, offer.fidelity, "nothing", f"handler {settings.oci_hook.handler} is registered"
+            )
+        return offer
+
+    def plan(self, runtime: Runtime, settings: Settings) -> ChangeSet:
+        """Nothing can be installed yet. Raises `DeliveryError` ``DLV002``."""
+        raise DeliveryError(
+            "DLV002", f"backend {NAME} cannot be installed: {self.offer(runtime, settings).reason}"
+        )
+
+    def undeliverable(self, _: Runtime, __: Injection, ___: Settings) -> Sequence[tuple[str, str]]:
+        """Nothing that it delivers yet is lost."""
+        return ()
 
     def serve(self, _: ServeContext) -> Server | None:
         """Nothing to run."""
@@ -35,3 +67,17 @@ class OciHookBackend:
 def cdi_courier_backend() -> Backend:
     """Return the backend."""
     return OciHookBackend()
+
+
+def _best(runtime: Runtime) -> tuple[str, Offer]:
+    if runtime.kind == "podman":
+        return "precreate", Offer(
+            NAME, "full", "install", "a precreate hook edits the config of Podman's containers"
+        )
+    if runtime.kind == "cri-o":
+        return "hook", Offer(
+            NAME, "partial", "install", "a createRuntime hook injects into the created container"
+        )
+    return "wrapper", Offer(
+        NAME, "full", "restart", "a wrapper in front of the low-level runtime edits the config"
+    )

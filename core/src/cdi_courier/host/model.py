@@ -101,8 +101,7 @@ def to_json(host: Host) -> dict[str, Any]:
                 "version": runtime.version,
                 "endpoint": runtime.endpoint,
                 "facts": {
-                    name: {"value": fact.value, "source": fact.source}
-                    for name, fact in runtime.facts.items()
+                    name: {"value": fact.value, "source": fact.source} for name, fact in runtime.facts.items()
                 },
                 "problems": list(runtime.problems),
             }
