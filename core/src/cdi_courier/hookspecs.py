@@ -113,6 +113,12 @@ class Backend(Protocol):
     ) -> Sequence[tuple[str, str]]:
         """The edits that this way loses for this runtime, each with the reason; both for a person."""
 
+    def probe(self, runtime: Runtime, settings: Settings) -> str:
+        """Touch the runtime to be sure, which is never done unasked; what was seen, ``""`` if nothing.
+
+        Raises `cdi_courier.errors.CourierError` that says why it does not work.
+        """
+
     def serve(self, context: ServeContext) -> Server | None:
         """Acquire what serving needs (locks) and return the server; None if nothing has to run.
 

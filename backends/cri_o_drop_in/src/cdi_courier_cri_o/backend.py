@@ -83,6 +83,10 @@ class CriODropInBackend:
         """It delivers nothing itself."""
         return ()
 
+    def probe(self, _: Runtime, __: Settings) -> str:
+        """Nothing to touch."""
+        return ""
+
     def serve(self, _: ServeContext) -> Server | None:
         """Nothing to run."""
         return None

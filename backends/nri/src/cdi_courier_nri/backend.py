@@ -22,6 +22,7 @@ from cdi_courier.request import ContainerRequest
 from . import adjustment, launched, offers, runtimes
 from .connection import SYNCHRONIZE_GRACE, NriConnection
 from .edits import PreparedEdits, Undeliverable
+from .probe import probe
 
 if TYPE_CHECKING:
     import socket
@@ -67,6 +68,11 @@ class NriBackend:
     ) -> Sequence[tuple[str, str]]:
         """What edits would lose; names, which the runtime resolves itself, lose nothing."""
         return offers.undeliverable(runtime, injection, settings)
+
+    def probe(self, runtime: Runtime, settings: Settings) -> str:
+        """Register a plugin for a moment and say how the runtime introduces itself."""
+        socket = runtime.get("nri_socket")
+        return probe(socket, settings.probe.timeout) if socket else ""
 
     def serve(self, context: ServeContext) -> Server:
         """Take the lock of every socket and return the server. Raises `HostError` if one is taken."""

@@ -58,6 +58,10 @@ class OciHookBackend:
         """Nothing that it delivers yet is lost."""
         return ()
 
+    def probe(self, _: Runtime, __: Settings) -> str:
+        """Nothing to touch."""
+        return ""
+
     def serve(self, _: ServeContext) -> Server | None:
         """Nothing to run."""
         return None

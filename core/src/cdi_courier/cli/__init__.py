@@ -26,6 +26,7 @@ _COMMANDS = {
     "apply": ("apply", "apply"),
     "config": ("config", "config"),
     "devices": ("devices", "devices"),
+    "doctor": ("doctor", "doctor"),
     "policy": ("policy", "policy"),
     "run": ("run", "run"),
     "validate": ("validate", "validate"),
