@@ -6,6 +6,7 @@ The describing itself is done in a child process (`host.describe`); here is when
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from typing import TYPE_CHECKING
 
@@ -83,9 +84,13 @@ class Watch:
     def chosen(self, kind: str, socket: str) -> Choice | None:
         """As `ServeContext.chosen`. A socket that is known says more than a kind."""
         choices = self.choices or ()
-        for found in choices:
-            if socket and socket in (found.runtime.endpoint, found.runtime.get("nri_socket")):
-                return found
+        if socket:
+            # /var/run is a link to /run nearly everywhere.
+            wanted = os.path.realpath(socket)
+            for found in choices:
+                theirs = (found.runtime.endpoint, found.runtime.get("nri_socket", ""))
+                if any(path and os.path.realpath(path) == wanted for path in theirs):
+                    return found
         same = [found for found in choices if found.runtime.kind == kind]
         return same[0] if len(same) == 1 else None
 

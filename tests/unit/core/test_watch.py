@@ -106,6 +106,7 @@ def test_problems_of_the_host_are_said_once(caplog: pytest.LogCaptureFixture) ->
     ("kind", "socket", "found"),
     [
         ("containerd", "/run/nri/nri.sock", True),
+        ("", "/run/../run/nri/nri.sock", True),
         ("", "/run/nri/nri.sock", True),
         ("x", "/run/containerd/containerd.sock", True),
         ("containerd", "/elsewhere", True),
