@@ -1,4 +1,4 @@
-"""What is known of a host and its container runtimes; every fact with its source. Frozen, and plain in JSON."""
+"""What is known of a host and its container runtimes; every fact with its source. Plain in JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FACTS: Final[Mapping[str, str]] = {
     "nri": "on | off | absent: see NriState",
     "nri_socket": "path: where the runtime listens for NRI plugins, or would",
     "nri_connections": "bool: false where only plugins launched by the runtime are let in",
-    "nri_validator": "object: the built-in validator's switches that are on, by their names in the configuration",
+    "nri_validator": "object: the built-in validator's switches that are on, as the configuration names them",
     "required_plugins": "list of names that the validator requires",
     "config": "path: the runtime's main configuration file, whether or not it exists",
     "config_exists": "bool",
@@ -29,9 +29,9 @@ FACTS: Final[Mapping[str, str]] = {
     "imports": "list of patterns that containerd's main file imports, as written",
     "config_template": "path: of a distribution that generates the main file at start (k3s, rke2)",
     "distribution": "k3s | rke2 | k0s | microk8s: who brings the runtime and owns its configuration",
-    "handlers": "object: handler → {type, path}; path is the low-level runtime's, or empty if it is looked up",
+    "handlers": "object: handler → {type, path}; path is the low-level runtime's, empty if looked up",
     "default_handler": "handler of a pod without RuntimeClass",
-    "pod_annotations": "list of patterns of pod annotations that containers of the default handler see (containerd)",
+    "pod_annotations": "list of patterns of pod annotations that the default handler passes on (containerd)",
     "hooks_dirs": "list of directories watched for OCI hook JSON (CRI-O, Podman)",
     "cdi_enabled": "bool: whether the runtime resolves CDI names asked for over CRI",
     "cdi_spec_dirs": "list of directories, ascending priority",

@@ -1,0 +1,78 @@
+"""What the kernel says of processes: their command lines, their mounts. Only reads ``/proc``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, Final
+
+from cdi_courier.errors import HostError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from cdi_courier.host.files import Root
+
+_LIMIT: Final = 1 << 18
+_MOUNTS_LIMIT: Final = 4 << 20
+
+
+def command_line(root: Root, pid: int | None) -> list[str]:
+    """The process's arguments; none if it has gone, is not known, or does not show them."""
+    if pid is None:
+        return []
+    with contextlib.suppress(OSError, HostError):
+        data = root.read(f"/proc/{pid}/cmdline", _LIMIT)
+        return [os.fsdecode(word) for word in data.split(b"\0")[:-1]]
+    return []
+
+
+def named(root: Root, names: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+    """(PID, arguments) of each process whose program has one of the names."""
+    with contextlib.suppress(OSError):
+        for entry in os.listdir(root.real("/proc")):
+            if entry.isdigit():
+                words = command_line(root, int(entry))
+                # Behind a blank stands the rest of an overwritten title: "k3s server".
+                if words and os.path.basename(words[0].partition(" ")[0]) in names:
+                    yield int(entry), words
+
+
+def option(words: Sequence[str], *names: str) -> str | None:
+    """The value of the last such option, written ``--name VALUE`` or ``--name=VALUE``."""
+    found = None
+    for index, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name in names:
+            if equals:
+                found = value
+            elif index + 1 < len(words):
+                found = words[index + 1]
+    return found
+
+
+def absolute(root: Root, pid: int | None, path: str) -> str:
+    """The path as that process means it."""
+    if path.startswith("/"):
+        return path
+    folder = "/"
+    with contextlib.suppress(OSError):
+        folder = os.readlink(root.real(f"/proc/{pid}/cwd"))
+    return os.path.normpath(os.path.join(folder, path))
+
+
+def mounts(root: Root, pid: int | None) -> list[tuple[str, str]]:
+    """(mount point, file system type) as the process sees them, or this one; later ones hide earlier ones."""
+    who = "self" if pid is None else str(pid)
+    try:
+        data = root.read(f"/proc/{who}/mountinfo", _MOUNTS_LIMIT)
+    except (OSError, HostError):
+        return []
+    found = []
+    for line in data.splitlines():
+        # "36 35 98:0 /root /point options - type source super": proc(5); fields before the dash vary.
+        before, dash, after = line.partition(b" - ")
+        words = before.split()
+        if dash and len(words) > 4 and after:
+            found.append((os.fsdecode(words[4]), os.fsdecode(after.split()[0])))
+    return found
