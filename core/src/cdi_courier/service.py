@@ -110,7 +110,11 @@ def report(servers: Mapping[str, Server], watch: Watch) -> dict[str, Any]:
         for socket, state in server.status().items():
             served = watch.chosen(state.get("kind", ""), socket)
             key = socket if served is None else served.runtime.key
-            runtimes.setdefault(key, {}).update({"backend": name, "socket": socket, **state})
+            entry = runtimes.setdefault(key, {"backend": None})
+            if state.get("state") == "active":
+                entry["backend"] = name
+            # What is not known here, such as the version before a session, may be known by the description.
+            entry.update({"socket": socket, **{k: v for k, v in state.items() if v != "" or k not in entry}})
         decisions += server.decisions()
     return {
         "version": importlib.metadata.version("cdi-courier"),
