@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from cdi_courier import service
-from cdi_courier.host.model import Fact, Host, Runtime
 from cdi_courier.hookspecs import Offer
+from cdi_courier.host.model import Fact, Host, Runtime
 from cdi_courier.plugins import Plugins
 from cdi_courier.settings import Settings
 from cdi_courier.watch import Watch
