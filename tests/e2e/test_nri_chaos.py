@@ -149,10 +149,10 @@ def generation_of(lab: Lab, container: str) -> int | None:
 def overlooked(
     storm: Storm, missed: list[Creation], log: str, ways_in: list[Window]
 ) -> list[tuple[str, Window]]:
-    """Containers without devices that no session has named which lived past their creation.
+    """Containers without devices that were there before a session's end and that it has not named.
 
-    missed: all that have none. log: the plugin's. Each comes with that session's way in. A session whose log
-    was cut off by a kill says nothing about whom it would have named.
+    missed: all that have none. log: the plugin's. Each comes with that session's way in. A later session may
+    have named them. One whose log was cut off by a kill says nothing about whom it would have named.
     """
     found = []
     for listing in chaos.listings(log):
@@ -345,10 +345,9 @@ def test_large_spec_files_replaced_under_load_are_never_stale(lab: Lab, suffix: 
                 replace(generation)
                 done = generation
                 # At most half of these were asked for before the file was in place.
+                goal = len(created) + 2 * CLIENTS
                 wait_for(
-                    lambda goal=len(created) + 2 * CLIENTS: (
-                        len(created) >= goal or any(future.done() for future in clients)
-                    ),
+                    lambda goal=goal: len(created) >= goal or any(future.done() for future in clients),
                     60,
                     "containers to be created with the new file",
                 )
