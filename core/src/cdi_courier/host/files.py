@@ -47,9 +47,10 @@ class Root:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from None
         except (OSError, ValueError) as error:
             raise _unreadable(path, error) from None
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise HostError("HST105", f"{path} is not a regular file")
         with open(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise HostError("HST105", f"{path} is not a regular file")
             try:
                 data = file.read(limit + 1)
             except OSError as error:

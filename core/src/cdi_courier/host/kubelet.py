@@ -44,9 +44,8 @@ def endpoint(root: Root) -> Endpoint | None:
     Raises `HostError` ``HST105`` for a file that would decide and cannot be read.
     """
     for pid, words in processes.named(root, ("kubelet", "hyperkube", "kubelite")):
-        found = _of_kubelet(root, words, f"command line of process {pid}")
-        if found is not None:
-            return found
+        # One that does not say uses a default that depends on its version, whatever files lie around.
+        return _of_kubelet(root, words, f"command line of process {pid}")
     for pid, words in processes.named(root, ("k3s", "rke2", "k3s-server", "k3s-agent")):
         found = _of_k3s(root, pid, words)
         if found is not None:
@@ -58,8 +57,9 @@ def _of_kubelet(root: Root, words: Sequence[str], source: str) -> Endpoint | Non
     given = processes.option(words, _FLAG)
     if given:
         return _endpoint(given, source)
-    config = processes.option(words, "--config")
-    return _of_config(root, [config] if config else [])
+    config, folder = processes.option(words, "--config"), processes.option(words, "--config-dir")
+    drop_ins = root.matches(f"{folder}/*.conf") if folder else []
+    return _of_config(root, [*([config] if config else []), *drop_ins])
 
 
 def _of_files(root: Root, configs: Sequence[str]) -> Endpoint | None:

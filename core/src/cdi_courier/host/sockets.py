@@ -133,7 +133,7 @@ class Peer:
 def peer(root: Root, path: str, timeout: float) -> Peer:
     """Connect, look who is there, and close; nothing is sent.
 
-    Raises `HostError`: ``HST101`` nobody listens, ``HST102`` no permission, ``HST103`` no answer,
+    Raises `HostError`: ``HST101`` nobody can be there, ``HST102`` no permission, ``HST103`` no answer,
     ``HST104`` not a socket of this sort.
     """
     with connect(root, path, timeout) as connection:
@@ -179,16 +179,18 @@ def _refusal(root: Root, path: str, error: OSError, timeout: float) -> HostError
     if isinstance(error, ConnectionRefusedError):
         with contextlib.suppress(OSError):
             if not stat.S_ISSOCK(os.stat(root.real(path)).st_mode):
-                return HostError("HST104", f"{path} is not a socket", "correct [runtimes]")
+                return HostError("HST101", f"{path} is not a socket", "remove it, or correct [runtimes]")
         return HostError("HST101", f"nobody listens at {path}", "the runtime is down and left its socket")
     if error.errno == errno.ELOOP:
-        return HostError("HST104", f"{path} is a symbolic link to itself", "remove it")
+        return HostError("HST101", f"{path} is a symbolic link to itself", "remove it")
     return HostError("HST104", f"{path} cannot be connected to: {error.strerror}")
 
 
 def _identity(root: Root, path: str) -> object:
+    real = root.real(path)
     try:
-        found = os.stat(root.real(path))
+        found = os.stat(real)
     except (OSError, ValueError):
-        return os.path.normpath(path)
+        # /run and /var/run are one folder, whatever is in it.
+        return os.path.join(os.path.realpath(os.path.dirname(real)), os.path.basename(real))
     return (found.st_dev, found.st_ino)

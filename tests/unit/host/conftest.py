@@ -1,0 +1,49 @@
+"""Hosts in a folder, and what real daemons have answered."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from cdi_courier.host.files import Root
+from cdi_courier.host.model import Host
+from cdi_courier.host.sockets import Override
+
+Look = Callable[..., Host]
+
+
+@pytest.fixture
+def data() -> Path:
+    """The answers captured from real daemons."""
+    return Path(__file__).parents[2] / "data/runtimes"
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """The root of a host without anything; short, since sockets lie below it."""
+    folder = Path(tempfile.mkdtemp(prefix="h", dir="/tmp"))
+    for name in ("run", "var", "etc", "proc/self"):
+        (folder / name).mkdir(parents=True)
+    (folder / "var/run").symlink_to("../run")
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def look(root: Path) -> Look:
+    """A function that describes the host, in this process. Keywords: ``[runtimes]``, timeout, total."""
+    probe = pytest.importorskip("cdi_courier.host.probe", reason="needs grpcio")
+
+    def look_at(
+        overrides: dict[str, Override] | None = None,
+        *,
+        timeout: float = 5.0,
+        total: float = 20.0,
+        **more: str,
+    ) -> Host:
+        return probe.host(probe.Request(Root(str(root)), timeout, total, overrides or {}, **more))
+
+    return look_at
