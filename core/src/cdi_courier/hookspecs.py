@@ -55,17 +55,23 @@ def _nothing_chosen(_: str, __: str) -> None:
     return None
 
 
+def _nobody_looks() -> None:
+    pass
+
+
 @frozen
 class ServeContext:
     """What a backend works with: the settings in force and the one object that answers requests.
 
     chosen: kind and socket of a runtime → what has been chosen for it; None as long as the host has not been
     described, or if it has no such runtime. The socket is CRI's or NRI's. Cheap, and safe in any thread.
+    look: have the host described anew, because something has happened to a runtime. Returns at once.
     """
 
     settings: Settings
     injector: Injector
     chosen: Callable[[str, str], Choice | None] = _nothing_chosen
+    look: Callable[[], None] = _nobody_looks
 
 
 class Server(Protocol):

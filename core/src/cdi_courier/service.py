@@ -71,7 +71,7 @@ def _servers(settings: Settings, plugins: Plugins, watch: Watch) -> dict[str, Se
     names = [*settings.backends.order, *sorted(plugins.backends)] if wanted == "auto" else [wanted]
     if wanted != "auto" and wanted not in plugins.backends:
         raise choice.missing(wanted, plugins)
-    context = ServeContext(settings, make_injector(settings, plugins), watch.chosen)
+    context = ServeContext(settings, make_injector(settings, plugins), watch.chosen, watch.wake)
     servers: dict[str, Server] = {}
     for name in dict.fromkeys(names):
         made = plugins.backends[name].serve(context) if name in plugins.backends else None

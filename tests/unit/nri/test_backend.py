@@ -670,6 +670,26 @@ def test_a_session_that_serves_is_not_silenced_by_a_probe_that_could_not_tell(co
     assert answered(handler, event("vendor.com/gpu=a")) != b""
 
 
+@pytest.mark.parametrize(
+    ("found", "looks"),
+    [(None, 1), (described(), 0), (attrs.evolve(described(), active=None), 1)],
+    ids=["not described", "as described", "described as not served"],
+)
+def test_a_runtime_that_is_not_what_was_described_is_looked_at(
+    config: Settings, found: Choice | None, looks: int
+) -> None:
+    """A session with a runtime that the description does not know so has the host described anew."""
+    host, asked = Described(), []
+    host.found = found
+    made = attrs.evolve(context(config), chosen=host, look=lambda: asked.append(1))
+
+    handler_of(made).configured(configured(version="v2.1.9"))
+    same = len(asked)
+    handler_of(made).configured(configured(version="v2.2.0"))
+
+    assert (same, len(asked) - same) == (looks, 1)
+
+
 def test_the_status_says_what_became_of_whom(config: Settings) -> None:
     """Counts, state and the latest decisions are plain JSON."""
     handler = handler_of(context(config))

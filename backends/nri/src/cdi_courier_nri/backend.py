@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from cdi_courier.cdi.model import ContainerEdits
     from cdi_courier.cdi.snapshot import Snapshot
     from cdi_courier.changes import ChangeSet
+    from cdi_courier.choice import Choice
     from cdi_courier.hookspecs import Server
     from cdi_courier.host.model import Runtime
     from cdi_courier.settings import Settings
@@ -234,6 +235,10 @@ class Handler:
         self._unsaid.clear()
         self._mode = self._decide(info)
         self._tell_mode()
+        found = self._context.chosen(runtimes.kind(info.runtime_name), self._path)
+        if found is None or found.active != NAME or not _is_version(info.runtime_version, found):
+            # A runtime that has just come or become another one is not what was described.
+            self._context.look()
         if info.config:
             logger.warning(
                 "the runtime's configuration file for this plugin is not read; "
@@ -438,6 +443,11 @@ class Handler:
         if isinstance(grant, Skipped):
             cure = f"a new one would not get them either: {_short(grant.error)}"
         return Missed(request, names, cure)
+
+
+def _is_version(told: str, found: Choice) -> bool:
+    """Whether a runtime tells the version that it was described with; CRI and NRI write a v differently."""
+    return told.removeprefix("v") == found.runtime.version.removeprefix("v")
 
 
 def _why_idle(known: Mapping[str, Any], path: str, kind: str) -> str:
