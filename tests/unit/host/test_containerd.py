@@ -342,10 +342,10 @@ def test_a_containerd_without_cri_is_described_by_its_own_api(look, root: Path, 
         ("1.7.24", NRI + "disable = false\n", NRI + 'socket_path = "/b"\n', False, "/b"),
         ("2.1.9", NRI + "disable = true\n", NRI + 'socket_path = "/b"\n', False, "/b"),
         ("2.1.9", NRI + "disable = true\n", NRI + "disable = false\n", True, "/var/run/nri/nri.sock"),
-        ("2.1.9", NRI + 'socket_path = "/a"\n', NRI + 'socket_path = ""\n', True, "/a"),
+        ("2.1.9", NRI + 'socket_path = "/a"\n', NRI + 'socket_path = ""\n', True, "/var/run/nri/nri.sock"),
         ("1.7.24", "", "[grpc]\n", False, "/var/run/nri/nri.sock"),
     ],
-    ids=["1-replaces", "2-joins", "1-forgets", "2-keeps", "2-overrides", "2-skips-empty", "1-other-table"],
+    ids=["1-replaces", "2-joins", "1-forgets", "2-keeps", "2-overrides", "2-empties", "1-other-table"],
 )
 def test_imports_are_merged_as_that_version_does(
     root: Path, version: str, main: str, imported: str, enabled: bool, socket: str
@@ -549,3 +549,22 @@ def test_a_cri_o_at_containerd_s_socket_is_a_cri_o(look, root: Path, data: Path)
     assert (runtime.key, runtime.kind) == ("cri-o", "cri-o")
     assert runtime.get("nri") == "off"
     assert runtime.problems == ()
+
+
+def test_the_validator_is_read(root: Path) -> None:
+    """Of a validator that is on, the switches that are on; an import's list replaces the main one."""
+    validator = '[plugins."io.containerd.nri.v1.nri".default_validator]\n'
+    put(
+        root,
+        CONFIG,
+        f'version = 3\nimports = ["a.toml"]\n{validator}enable = true\nreject_oci_hook_adjustment = true\n'
+        'reject_namespace_adjustment = false\nrequired_plugins = ["one"]\n',
+    )
+    put(root, "etc/containerd/a.toml", f'version = 3\n{validator}required_plugins = ["two"]\n')
+
+    configured, _ = read_files(root, "2.2.1")
+    older, _ = read_files(root, "2.1.9")
+
+    assert configured.validator == {"enable": True, "reject_oci_hook_adjustment": True}
+    assert configured.required == ["two"]
+    assert (older.validator, older.required) == ({}, [])

@@ -44,6 +44,7 @@ _FIRST_WITH_NRI: Final = (1, 7, 0)
 _FIRST_ENABLED: Final = (2, 0, 0)
 _FIRST_VALIDATOR: Final = (2, 2, 0)
 _MOST_IMPORTS: Final = 256
+_DISABLED: Final = "disabled_plugins"
 
 MESSAGES: Final = message_classes(
     "containerd.services",
@@ -256,7 +257,7 @@ def load(root: Root, main: _File, numbers: _Numbers) -> tuple[dict[str, Any], li
     """(merged document, files in reading order), as a containerd of this version merges its imports.
 
     Up to 1.7 each plugin's table replaces the earlier one, from 2.0 on tables are merged key by key
-    (contracts hooks-and-runtimes.md §c.3). Raises `HostError` ``HST105`` for what containerd would not
+    (contracts hooks-and-runtimes.md §c.3; details by ``containerd config dump`` of 1.7 and 2.1). Raises `HostError` ``HST105`` for what containerd would not
     start with, and for more files than anybody has.
     """
     deep = numbers >= _FIRST_ENABLED
@@ -268,7 +269,7 @@ def load(root: Root, main: _File, numbers: _Numbers) -> tuple[dict[str, Any], li
         if file.path in read:
             continue
         read[file.path] = None
-        merged = _merge_deep(merged, file.document) if deep else _merge_flat(merged, file.document)
+        merged = _merge(merged, file.document, deep=deep)
         if file.version == 1 and not deep:
             continue  # no imports in this version
         for path in _resolve(root, file):
@@ -293,29 +294,21 @@ def _resolve(root: Root, file: _File) -> list[str]:
     return found
 
 
-def _merge_flat(to: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
-    merged = {**to, **document}
-    merged["plugins"] = {**table(to, "plugins"), **table(document, "plugins")}
-    merged["disabled_plugins"] = _union(to.get("disabled_plugins"), document.get("disabled_plugins"))
-    return merged
+def _merge(to: Mapping[str, Any], document: Mapping[str, Any], *, deep: bool) -> dict[str, Any]:
+    old, new = table(to, "plugins"), table(document, "plugins")
+    plugins = _merge_tables(old, new) if deep else {**old, **new}
+    # Lists of names are joined at the top, and replaced within plugins' tables.
+    disabled = [*(texts(to.get(_DISABLED)) or []), *(texts(document.get(_DISABLED)) or [])]
+    return {**to, **document, "plugins": plugins, _DISABLED: disabled}
 
 
-def _merge_deep(to: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_tables(to: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(to)
-    for key, value in document.items():
+    for key, value in other.items():
         old = merged.get(key)
-        if isinstance(old, dict) and isinstance(value, dict):
-            merged[key] = _merge_deep(old, value)
-        elif isinstance(old, list) and isinstance(value, list):
-            merged[key] = _union(old, value)
-        elif value != "" or key not in merged:
-            merged[key] = value
+        both = isinstance(old, dict) and isinstance(value, dict)
+        merged[key] = _merge_tables(old, value) if both else value
     return merged
-
-
-def _union(one: Any, other: Any) -> list[Any]:
-    found = list(one) if isinstance(one, list) else []
-    return found + [item for item in (other if isinstance(other, list) else []) if item not in found]
 
 
 def _nri(document: Mapping[str, Any], version: int, numbers: _Numbers, source: str) -> Nri:
@@ -333,8 +326,9 @@ def _nri(document: Mapping[str, Any], version: int, numbers: _Numbers, source: s
         return value
 
     disabled = boolean("disable", numbers < _FIRST_ENABLED)
-    if _NRI_TABLE in (texts(document.get("disabled_plugins")) or []):
+    if _NRI_TABLE in document[_DISABLED]:
         disabled = True
+    # Empty is as good as absent: NRI's own default is the same.
     path = values.get("socket_path", "") or DEFAULT_NRI_SOCKET
     if text(path) is None:
         raise file.wrong(f"{_NRI_TABLE}.socket_path", "a string")

@@ -1,0 +1,275 @@
+"""The description of the host on real runtimes: what is said is what they are."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+from cdi_courier.host.describe import describe
+from cdi_courier.host.model import Runtime
+from cdi_courier.settings import RuntimeSettings, Settings
+from support import containerd as containerd_module
+from support.containerd import SUITES_1_7, SUITES_2, Containerd
+from support.lab import NEWER, Lab
+from support.packages import Packages
+from support.scenario import ALL, annotated, run, serving, shell, spec
+
+pytestmark = pytest.mark.runtime
+
+SUITE_1_6 = "bookworm"
+
+
+def described(*labs: Lab) -> list[Runtime]:
+    """What is said of each lab's containerd; the machine's own runtimes are left out."""
+    sockets = [str(lab.containerd.socket) for lab in labs]
+    if len(labs) == 1:
+        settings = Settings(runtimes={"containerd": RuntimeSettings(endpoint=sockets[0])})
+    else:
+        settings = Settings(runtimes={socket: RuntimeSettings() for socket in sockets})
+    by_endpoint = {runtime.endpoint: runtime for runtime in describe(settings).runtimes}
+    return [by_endpoint[socket] for socket in sockets]
+
+
+def pid_of(daemon: Containerd) -> int:
+    assert daemon.process is not None
+    return daemon.process.pid
+
+
+@pytest.mark.parametrize(("which", "version"), [("lab", (2, 1)), ("lab17", (1, 7))], ids=["2.1", "1.7"])
+def test_a_containerd_is_described_in_full(
+    which: str, version: tuple[int, int], request: pytest.FixtureRequest
+) -> None:
+    """Every fact is the daemon's own, and there is nothing to complain of."""
+    lab: Lab = request.getfixturevalue(which)
+
+    (runtime,) = described(lab)
+
+    assert runtime.problems == ()
+    assert (runtime.key, runtime.kind) == ("containerd", "containerd")
+    assert runtime.version == lab.cri.version().runtime_version
+    assert runtime.version_tuple is not None
+    assert runtime.version_tuple[:2] >= version
+    assert runtime.get("nri") == "on"
+    assert runtime.facts["nri"].source == f"process {pid_of(lab.containerd)} listens at {lab.nri_socket}"
+    assert runtime.get("nri_socket") == str(lab.nri_socket)
+    assert runtime.get("nri_connections") is True
+    assert runtime.get("config") == str(lab.containerd.config_file)
+    assert runtime.facts["config"].source == f"command line of process {pid_of(lab.containerd)}"
+    assert runtime.get("config_version") == (3 if version == (2, 1) else 2)
+    assert runtime.get("default_handler") == "runc"
+    assert set(runtime.get("handlers")) == {"runc", NEWER}
+    assert runtime.get("handlers")["runc"]["path"] == str(lab.containerd.binaries.runc)
+    assert runtime.get("cdi_enabled") is True
+    assert runtime.get("cdi_spec_dirs") == [str(path) for path in lab.cdi_dirs]
+    assert runtime.get("cgroup_driver") == "cgroupfs"
+    assert runtime.get("cgroup_version") == (2 if Path("/sys/fs/cgroup/cgroup.procs").exists() else 1)
+    assert runtime.get("rootless") is False
+    assert runtime.get("pid") == pid_of(lab.containerd)
+
+
+def test_it_takes_less_than_a_second(lab: Lab, lab17: Lab) -> None:
+    """Two containerds, the child's start included; the best of three, as other tests may run beside."""
+    durations = []
+    for _ in range(3):
+        start = time.monotonic()
+        described(lab, lab17)
+        durations.append(time.monotonic() - start)
+
+    assert min(durations) < 1
+
+
+@pytest.mark.parametrize("suite", [SUITES_1_7, SUITES_2], ids=["1.7", "2.1"])
+def test_nri_that_is_off_is_off(packages: Packages, suite: tuple[str, ...]) -> None:
+    """By the file that the daemon was started with, and the socket that is not there."""
+    with Lab(suite, packages=packages, nri=False) as lab:
+        (runtime,) = described(lab)
+
+    assert runtime.problems == ()
+    assert runtime.get("nri") == "off"
+    assert runtime.facts["nri"].source == (f"{lab.containerd.config_file}; {lab.nri_socket} does not exist")
+
+
+def test_a_changed_file_counts_from_the_restart(lab17: Lab) -> None:
+    """Until then the daemon runs on as it was started, and that the two differ is said."""
+    config = lab17.containerd.config_file
+    before = config.read_text()
+    config.write_text(before.replace("disable = false", "disable = true"))
+
+    (on,) = described(lab17)
+    config.write_text(before.replace(str(lab17.nri_socket), f"{lab17.nri_socket}2"))
+    (elsewhere,) = described(lab17)
+    config.write_text(before)
+
+    assert on.get("nri") == "on"
+    assert "a restart of containerd would turn it off" in on.problems[0]
+    assert elsewhere.get("nri") is None
+    assert "containerd was not restarted since" in elsewhere.problems[0]
+
+
+def test_a_stopped_containerd_is_no_runtime(lab17: Lab) -> None:
+    """Its sockets stay, and nobody listens."""
+    lab17.containerd.kill()
+    settings = Settings(runtimes={"containerd": RuntimeSettings(endpoint=str(lab17.containerd.socket))})
+
+    host = describe(settings)
+
+    assert [runtime for runtime in host.runtimes if runtime.kind == "containerd"] == []
+    assert host.problems[0].startswith(f"HST101: nobody listens at {lab17.containerd.socket}")
+
+
+def test_two_at_once_are_told_apart(lab: Lab, lab17: Lab) -> None:
+    """Each has its own version, configuration and NRI socket, and the socket as key."""
+    two, one = described(lab, lab17)
+
+    assert [runtime.key for runtime in (two, one)] == [str(each.containerd.socket) for each in (lab, lab17)]
+    assert [runtime.version_tuple[0] for runtime in (two, one)] == [2, 1]
+    assert [runtime.get("nri_socket") for runtime in (two, one)] == [
+        str(lab.nri_socket),
+        str(lab17.nri_socket),
+    ]
+    assert [runtime.get("nri") for runtime in (two, one)] == ["on", "on"]
+
+
+def test_another_s_nri_socket_is_not_taken_for_one_s_own(lab: Lab, packages: Packages) -> None:
+    """A containerd that is configured to a socket at which another listens has NRI of unknown state."""
+    with Lab(SUITES_1_7, packages=packages, nri=False) as other:
+        config = other.containerd.config_file
+        text = config.read_text().replace("disable = true", "disable = false")
+        config.write_text(text.replace(str(other.nri_socket), str(lab.nri_socket)))
+        (runtime,) = described(other)
+
+    assert runtime.get("nri") is None
+    assert f"process {pid_of(lab.containerd)}, which is not this containerd" in runtime.problems[0]
+
+
+def test_containerd_1_6_has_no_nri_and_no_cdi(packages: Packages) -> None:
+    """It is old, and known to be."""
+    with Lab(SUITE_1_6, packages=packages) as lab:
+        (runtime,) = described(lab)
+
+    assert runtime.problems == ()
+    assert runtime.version_tuple is not None
+    assert runtime.version_tuple[:2] == (1, 6)
+    assert runtime.get("nri") == "absent"
+    assert runtime.get("cdi_enabled") is False
+    assert runtime.get("cdi_spec_dirs") is None
+    assert runtime.get("cgroup_driver") == "cgroupfs"
+    assert runtime.get("config_version") == 2
+
+
+def test_describing_disturbs_no_plugin(lab: Lab) -> None:
+    """No plugin is registered: one that serves goes on doing so, on the same connection."""
+    lab.write_spec("all.json", spec(all={"env": ["DESCRIBED=yes"]}))
+    courier = serving(lab)
+    mark, before = courier.mark(), len(lab.containerd.log())
+
+    states = [described(lab)[0].get("nri") for _ in range(5)]
+    container = run(lab, annotated(lab, container_c1=ALL))
+
+    said = lab.containerd.log()[before:]
+    assert states == ["on"] * 5
+    assert shell(lab, container, "echo $DESCRIBED") == (0, "yes\n")
+    assert "synchronized" not in courier.log(mark)
+    assert "NRI0" not in courier.log(mark)
+    assert 'plugin \\"' not in said
+
+
+def test_a_plugin_gets_in_beside_a_description(lab: Lab) -> None:
+    """The runtime lets plugins in one by one; a connection that is closed at once holds nobody up."""
+    described(lab)
+    courier = lab.courier()
+    courier.start()
+
+    for _ in range(3):
+        described(lab)
+
+    assert courier.wait_for_log("synchronized:", timeout=3)
+
+
+_NRI = '[plugins."io.containerd.nri.v1.nri"]\n'
+_MERGES = {
+    "main": (_NRI + "disable = true\nsocket_path = '/a'\n", []),
+    "replaced": (_NRI + "disable = false\nsocket_path = '/a'\n", [_NRI + "disable_connections = true\n"]),
+    "overridden": (_NRI + "disable = true\n", [_NRI + "disable = false\n", _NRI + "socket_path = '/b'\n"]),
+    "emptied": (_NRI + "socket_path = '/a'\n", [_NRI + "socket_path = ''\n"]),
+    "disabled": (_NRI + "disable = false\n", ["disabled_plugins = ['io.containerd.snapshotter.v1.zfs']\n"]),
+    "other-table": (_NRI + "socket_path = '/a'\n", ["[grpc]\n"]),
+    "unversioned": ("version-less", [_NRI + "disable = false\nsocket_path = '/b'\n"]),
+}
+
+
+@pytest.mark.parametrize("case", _MERGES)
+@pytest.mark.parametrize("suite", [SUITES_1_7, SUITES_2], ids=["1.7", "2.1"])
+def test_files_are_merged_as_containerd_merges_them(
+    packages: Packages, tmp_path: Path, suite: tuple[str, ...], case: str
+) -> None:
+    """What ``containerd config dump`` prints of NRI is what is read."""
+    pytest.importorskip("grpc")
+    from cdi_courier.host import containerd
+    from cdi_courier.host.answers import Findings
+    from cdi_courier.host.files import Root
+    from cdi_courier.host.sockets import Candidate
+
+    binaries = containerd_module.packaged(packages, suite)
+    text, imported = _MERGES[case]
+    head = "imports = ['conf.d/*.toml']\n"
+    main = tmp_path / "config.toml"
+    main.write_text(head + text if text != "version-less" else "[plugins.nri]\nsocket_path = '/a'\n")
+    if text != "version-less":
+        main.write_text("version = 2\n" + main.read_text())
+    (tmp_path / "conf.d").mkdir()
+    for number, part in enumerate(imported):
+        # The first one is hidden, which does not hide it.
+        (tmp_path / f"conf.d/{'.' if not number else ''}{number}.toml").write_text("version = 2\n" + part)
+    dump = subprocess.run(
+        [binaries.containerd, "--config", main, "config", "dump"], capture_output=True, text=True, check=True
+    )
+    findings = Findings()
+    findings.version = ".".join(map(str, binaries.version))
+
+    read = containerd.learn_from_files(
+        Root(), Candidate("/run/x.sock", "containerd", config=str(main)), None, findings
+    )
+
+    plugins = tomllib.loads(dump.stdout)["plugins"]
+    table = plugins.get("io.containerd.nri.v1.nri") or plugins["nri"]
+    assert findings.problems == []
+    assert read is not None
+    assert (read.enabled, read.connections) == (not table["disable"], not table["disable_connections"])
+    assert read.socket == (table["socket_path"] or containerd.DEFAULT_NRI_SOCKET)
+
+
+@pytest.fixture(scope="module")
+def podman(packages: Packages, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The root of a host that has only Debian's Podman 4.3, in a store of its own."""
+    root = tmp_path_factory.mktemp("podman")
+    program = packages.runnable("podman", SUITE_1_6) / "usr/bin/podman"
+    conmon = packages.runnable("conmon", SUITE_1_6) / "usr/bin/conmon"
+    crun = containerd_module.crun_of(packages, SUITE_1_6)
+    (root / "usr/bin").mkdir(parents=True)
+    (root / "proc").symlink_to("/proc")
+    script = root / "usr/bin/podman"
+    script.write_text(
+        f"#!/bin/sh\nexec {program} --root {root}/s --runroot {root}/r --tmpdir {root}/t --conmon {conmon} "
+        f'--runtime {crun} --cgroup-manager cgroupfs --storage-driver vfs "$@"\n'
+    )
+    script.chmod(0o755)
+    return root
+
+
+def test_a_podman_is_described(podman: Path) -> None:
+    """As root, by its own program."""
+    host = describe(Settings(), root=str(podman))
+
+    (runtime,) = host.runtimes
+    assert host.problems == runtime.problems == ()
+    assert (runtime.kind, runtime.version[:4], runtime.endpoint) == ("podman", "4.3.", "")
+    assert runtime.get("rootless") is False
+    assert runtime.get("nri") == "absent"
+    assert runtime.get("cgroup_driver") == "cgroupfs"
+    assert runtime.get("cgroup_version") == (2 if Path("/sys/fs/cgroup/cgroup.procs").exists() else 1)
+    assert [Path(handler["path"]).name for handler in runtime.get("handlers").values()] == ["crun"]
+    assert runtime.get("hooks_dirs") == ["/usr/share/containers/oci/hooks.d"]
