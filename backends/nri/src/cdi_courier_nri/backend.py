@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
     from cdi_courier.cdi.model import ContainerEdits
     from cdi_courier.cdi.snapshot import Snapshot
+    from cdi_courier.changes import ChangeSet
     from cdi_courier.hookspecs import Server
+    from cdi_courier.host.model import Runtime
     from cdi_courier.settings import Settings
 
     from .connection import Answer
@@ -54,6 +56,13 @@ class NriBackend:
         return Offer(
             NAME, "full", "nothing", f"a plugin on {sockets}, which is waited for while it is absent"
         )
+
+    def plan(self, runtime: Runtime, settings: Settings) -> ChangeSet:
+        """What enables NRI in the runtime. Raises `CourierError` ``NRI101`` to ``NRI106``."""
+        # Imported here because it is for commands only.
+        from . import install
+
+        return install.plan(runtime, settings)
 
     def serve(self, context: ServeContext) -> Server:
         """Take the lock of every socket and return the server. Raises `HostError` if one is taken."""
