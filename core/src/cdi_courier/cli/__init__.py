@@ -26,8 +26,10 @@ _COMMANDS = {
     "apply": ("apply", "apply"),
     "config": ("config", "config"),
     "devices": ("devices", "devices"),
+    "install": ("install", "install"),
     "policy": ("policy", "policy"),
     "run": ("run", "run"),
+    "uninstall": ("uninstall", "uninstall"),
     "validate": ("validate", "validate"),
 }
 
