@@ -217,8 +217,9 @@ def undo(manifest: Manifest, *, folder: str = FOLDER, force: bool = False) -> tu
             return ()
         steps = preview_undo(current, force=force)
         _transact(steps, lambda: None)
+        # Should this fail: the manifest stays, and undoing again goes on here.
         for entry in reversed(current.entries):
-            _remove_folders(entry.folders)
+            _tidy(entry)
         _save(path, None)
     return steps
 
@@ -563,8 +564,10 @@ def _staged(real: str) -> str:
 
 
 def _remove_leftover(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(_staged(os.path.realpath(path)))
+    staged = _staged(os.path.realpath(path))
+    # Asked first: a read-only file system refuses to remove even what is not there.
+    if os.path.lexists(staged):
+        os.unlink(staged)
 
 
 def _missing_folders(path: str) -> tuple[str, ...]:
@@ -587,13 +590,24 @@ def _make_folders(folders: Sequence[str]) -> None:
 def _remove_folders(folders: Sequence[str]) -> None:
     """Remove those that are empty; somebody else's files keep them."""
     for folder in reversed(folders):
+        if not os.path.lexists(folder):
+            continue
         try:
             os.rmdir(folder)
-        except FileNotFoundError:
-            continue
-        except OSError:
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY):
+                raise
             return
         _sync(os.path.dirname(folder))
+
+
+def _tidy(entry: Entry) -> None:
+    """Remove what writing a file has made beside it."""
+    try:
+        _remove_leftover(entry.path)
+        _remove_folders(entry.folders)
+    except OSError as error:
+        raise _failed(error, os.path.dirname(entry.path), "tidy up") from None
 
 
 def _sync(folder: str) -> None:

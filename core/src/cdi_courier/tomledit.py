@@ -159,9 +159,9 @@ def remove(data: bytes, keys: Sequence[Key], original: dict[str, Any]) -> bytes:
         for key in keys:
             _restore(document, key, original)
 
-    _document(data)
-    document = tomlkit.parse(_text(data))
+    text = _text(data)
     try:
+        document = tomlkit.parse(text)
         edit(document)
         edited = tomlkit.dumps(document)
     except Exception as error:  # noqa: BLE001 - tomlkit fails in many ways on tables in pieces
@@ -184,6 +184,7 @@ def _restore(document: Any, key: Key, original: Any) -> None:
 
 
 def _text(data: bytes) -> str:
+    _document(data)  # what is scanned is known to be TOML
     return data.decode()
 
 
