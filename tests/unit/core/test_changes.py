@@ -492,7 +492,7 @@ def test_a_failure_at_any_moment_leaves_all_as_it_was(
 
 
 def test_what_cannot_be_put_back_is_said_and_can_be_repaired(host: Host, monkeypatch: pytest.MonkeyPatch):
-    """If everything fails from some moment on, putting back too, the manifest is there for a later attempt."""
+    """If everything fails from some moment on, putting back too, the manifest is there for later."""
     before = tree(host.etc)
     codes = set()
     for number, error in faults(monkeypatch, host.apply, full, once=False, again=lambda: fresh(host, before)):

@@ -107,7 +107,7 @@ def test_an_item_taken_out_changes_nothing_but_its_array(parts: tuple[str, str, 
 @given(documents(with_array=True), st.data())
 def test_any_item_can_be_taken_out(parts: tuple[str, str, str], data: st.DataObject):
     """The first of the equal items goes, and comments and the other items stay."""
-    before, array, behind = parts
+    before, _array, behind = parts
     text = "".join(parts).encode()
     expected = copy.deepcopy(meaning(text))
     items = expected["imports"]
@@ -192,7 +192,7 @@ def test_what_cannot_be_edited_is_said(text: bytes):
 
 
 def test_a_result_that_means_something_else_is_refused():
-    """A line that the document cannot take, since its key is there already, is an error and no broken file."""
+    """A line that the document cannot take, since its key is there already, is an error, not a file."""
     with pytest.raises(CourierError) as caught:
         tomledit.add_line(b'imports = ["a"]\n', LINE)
 

@@ -132,7 +132,7 @@ def _notes(
     settings: Settings,
 ) -> Iterator[str]:
     if not changes:
-        yield f"{main} enables NRI already; only the restart is missing"
+        yield f"{main} leaves NRI on already; only the restart is missing"
     elif data is None or not document:
         yield f"{main} says nothing yet; everything it does not say keeps containerd's defaults"
     socket = table.get("socket_path") or _DEFAULT_SOCKET
