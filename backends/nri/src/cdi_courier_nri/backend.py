@@ -60,10 +60,6 @@ class NriBackend:
         """What NRI's state on this runtime allows."""
         return offers.offer(runtime, settings)
 
-    def plan(self, runtime: Runtime, _: Settings) -> ChangeSet:
-        """What turning NRI on changes. Raises `DeliveryError` ``DLV002``."""
-        raise DeliveryError("DLV002", f"turning NRI on in {runtime.kind} is not built yet")
-
     def undeliverable(
         self, runtime: Runtime, injection: Injection, settings: Settings
     ) -> Sequence[tuple[str, str]]:
@@ -74,6 +70,13 @@ class NriBackend:
         """Register a plugin for a moment and say how the runtime introduces itself."""
         socket = runtime.get("nri_socket")
         return probe(socket, settings.probe.timeout) if socket else ""
+
+    def plan(self, runtime: Runtime, settings: Settings) -> ChangeSet:
+        """What enables NRI in the runtime. Raises `CourierError` ``NRI101`` to ``NRI106``."""
+        # Imported here because it is for commands only.
+        from . import install
+
+        return install.plan(runtime, settings)
 
     def serve(self, context: ServeContext) -> Server:
         """Take the lock of every socket and return the server. Raises `HostError` if one is taken."""

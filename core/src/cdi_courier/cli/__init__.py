@@ -27,8 +27,10 @@ _COMMANDS = {
     "config": ("config", "config"),
     "devices": ("devices", "devices"),
     "doctor": ("doctor", "doctor"),
+    "install": ("install", "install"),
     "policy": ("policy", "policy"),
     "run": ("run", "run"),
+    "uninstall": ("uninstall", "uninstall"),
     "validate": ("validate", "validate"),
 }
 

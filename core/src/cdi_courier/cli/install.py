@@ -1,0 +1,249 @@
+"""``cdi-courier install``: have a backend set up for a runtime, by the backend's own plan."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import time
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+from attrs import frozen
+
+from cdi_courier import changes
+from cdi_courier.cli import settings_of
+from cdi_courier.errors import CourierError, HostError, PluginError, quoted
+from cdi_courier.plugins import Plugins, discover
+
+if TYPE_CHECKING:
+    from cdi_courier.changes import ChangeSet
+    from cdi_courier.hookspecs import Backend
+    from cdi_courier.host.model import Host, Runtime
+    from cdi_courier.settings import Settings
+
+_RESTART_TIMEOUT = 120.0  # seconds; systemd itself gives a unit 90 to start
+_READY_TIMEOUT = 15.0  # seconds from the restart until the runtime serves as planned
+_READY_PAUSE = 0.25
+
+
+@frozen
+class _Job:
+    """One backend for one runtime, and what that changes."""
+
+    backend: Backend
+    runtime: Runtime
+    plan: ChangeSet
+
+
+@click.command()
+@click.option("--backend", metavar="NAME", help="Set this one up, instead of the recommended one.")
+@click.option("--runtime", "key", metavar="KEY", help="Only this runtime, by its kind or endpoint.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be written.")
+@click.option("--apply", "restart", is_flag=True, help="Also restart the runtime, and look at the result.")
+@click.option("--no-restart", is_flag=True, help="Print the restart command; this is the default.")
+@click.option("--force", is_flag=True, help="Write also over files that were changed since.")
+@click.pass_context
+def install(
+    context: click.Context,
+    backend: str | None,
+    key: str | None,
+    *,
+    dry_run: bool,
+    restart: bool,
+    no_restart: bool,
+    force: bool,
+) -> None:
+    """Set the recommended way of delivery up for every runtime on this host.
+
+    Shows what changes, writes it, and prints the command that makes it effective. `cdi-courier uninstall`
+    puts every byte back.
+    """
+    modes(dry_run=dry_run, apply=restart, no_restart=no_restart)
+    settings = settings_of(context)
+    plugins = discover(settings.backends.disabled)
+    if backend is not None:
+        _backend(plugins, backend)
+    host = _describe(settings)
+    for problem in host.problems:
+        click.echo(f"warning: {problem}", err=True)
+    runtimes = [r for r in host.runtimes if key in (None, r.key, r.endpoint)]
+    if key is not None and not runtimes:
+        known = ", ".join(r.key for r in host.runtimes) or "none"
+        raise click.UsageError(f"there is no runtime {quoted(key)} here; found: {known}")
+    if not runtimes:
+        raise HostError(
+            "CHG010", "no container runtime was found", "start it, or name its endpoint in [runtimes]"
+        )
+    failed = False
+    for runtime in runtimes:
+        try:
+            job = _plan(plugins, runtime, settings, backend)
+            if job is not None:
+                _do(job, settings, dry_run=dry_run, restart=restart, force=force)
+        except CourierError as error:
+            # One runtime's trouble is not the others'.
+            click.echo(f"{runtime.key}: {error}", err=True)
+            failed = True
+    context.exit(1 if failed else 0)
+
+
+def modes(*, dry_run: bool, apply: bool, no_restart: bool) -> None:
+    """Raises `click.UsageError` for options that contradict each other."""
+    if dry_run and apply:
+        raise click.UsageError("--dry-run and --apply contradict each other")
+    if apply and no_restart:
+        raise click.UsageError("--apply restarts, which --no-restart forbids; leave both out to only write")
+
+
+def show(steps: tuple[changes.Step, ...]) -> None:
+    """Print what is to be written."""
+    click.echo(changes.show(steps), nl=False)
+
+
+def run_restart(command: str) -> None:
+    """Run a restart command, without a shell. Raises `HostError` ``CHG007`` with the end of its output."""
+    try:
+        argv = shlex.split(command)
+        done = subprocess.run(  # noqa: S603 - the administrator's own command
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_RESTART_TIMEOUT,
+            check=False,
+        )
+    except (OSError, ValueError, IndexError) as error:
+        # ValueError: quotes that do not close, or a zero byte.
+        words = error.strerror if isinstance(error, OSError) else str(error)
+        raise _not_restarted(command, f"cannot be run: {words}") from None
+    except subprocess.TimeoutExpired:
+        raise _not_restarted(command, f"did not end within {_RESTART_TIMEOUT:g} s") from None
+    if done.returncode:
+        output = done.stdout.decode(errors="replace").strip()[-500:]
+        said = f", and said {quoted(output, None)}" if output else ""
+        raise _not_restarted(command, f"ended with status {done.returncode}{said}")
+
+
+def _not_restarted(command: str, how: str) -> HostError:
+    return HostError(
+        "CHG007", f"the restart command {quoted(command)} {how}", "see the runtime's log", command=command
+    )
+
+
+# --- what others decide --------------------------------------------------------------------------------
+
+
+def _describe(settings: Settings) -> Host:
+    from cdi_courier.host.describe import describe
+
+    return describe(settings, settings.probe.timeout)
+
+
+def _recommended(plugins: Plugins, runtime: Runtime, settings: Settings) -> str | None:
+    """The name of the backend that is best for the runtime; None if none can serve it."""
+    from cdi_courier import choice
+
+    return choice.choose(plugins, runtime, settings).recommended
+
+
+def _backend(plugins: Plugins, name: str) -> Backend:
+    if name in plugins.backends:
+        return plugins.backends[name]
+    if name in plugins.problems:
+        raise PluginError("PLG003", f"backend {name} cannot be used: {plugins.problems[name].message}")
+    if name in plugins.disabled:
+        raise PluginError("PLG003", f"backend {name} is disabled", "take it out of [backends] disabled")
+    known = ", ".join(plugins.backends) or "none"
+    raise click.UsageError(f"there is no backend {quoted(name)}; installed: {known}")
+
+
+# --- one runtime ---------------------------------------------------------------------------------------
+
+
+def _plan(plugins: Plugins, runtime: Runtime, settings: Settings, asked: str | None) -> _Job | None:
+    own = settings.runtimes.get(runtime.endpoint) or settings.runtimes.get(runtime.key)
+    if own is not None and own.ignore:
+        click.echo(f"{runtime.key}: left alone, because [runtimes] says ignore")
+        return None
+    name = asked or (own.backend if own else "") or _recommended(plugins, runtime, settings)
+    if name is None:
+        raise PluginError(
+            "PLG004", "no backend can serve this runtime", "install one, such as cdi-courier-nri"
+        )
+    backend = _backend(plugins, name)
+    try:
+        return _Job(backend, runtime, backend.plan(runtime, settings))
+    except CourierError:
+        raise
+    except Exception as error:  # noqa: BLE001 - foreign code
+        raise PluginError(
+            "PLG002",
+            f"backend {name} failed to plan: {quoted(f'{type(error).__name__}: {error}')}",
+            "report it to its author, or name another with --backend",
+        ) from None
+
+
+def _do(job: _Job, settings: Settings, *, dry_run: bool, restart: bool, force: bool) -> None:
+    plan = job.plan
+    show(changes.preview(plan, folder=changes.FOLDER, force=force))
+    if dry_run:
+        for note in plan.notes:
+            click.echo(f"{plan.runtime}: {note}")
+        if plan.restart:
+            click.echo(f"{plan.runtime}: then: {plan.restart}")
+        return
+    steps = changes.apply(plan, folder=changes.FOLDER, force=force)
+    for step in steps:
+        click.echo(f"{plan.runtime}: {'removed' if step.after is None else 'wrote'} {step.path}: {step.what}")
+    if plan.files and not steps:
+        click.echo(f"{plan.runtime}: {plan.backend} is installed already")
+    for note in plan.notes:
+        click.echo(f"{plan.runtime}: {note}")
+    if not plan.restart:
+        return
+    if not restart:
+        click.echo(f"{plan.runtime}: to make it effective: {plan.restart}")
+        return
+    try:
+        run_restart(plan.restart)
+    except HostError as error:
+        if steps:
+            _take_back(plan, error)
+        raise
+    _look_again(job, settings)
+    click.echo(f"{plan.runtime}: {plan.backend} can serve it")
+
+
+def _take_back(plan: ChangeSet, error: HostError) -> NoReturn:
+    """Undo the installation that the runtime does not start with, start it without, and say so."""
+    for manifest in changes.installed(changes.FOLDER):
+        if (manifest.backend, manifest.runtime) == (plan.backend, plan.runtime):
+            changes.undo(manifest, folder=changes.FOLDER)
+    outcome = "what had been written is taken back"
+    try:
+        run_restart(plan.restart)
+    except HostError as second:
+        outcome += f", and the restart fails without it too: {second.message}"
+    else:
+        outcome += ", and the runtime was restarted without it"
+    raise HostError("CHG007", f"{error.message}; {outcome}", error.hint) from None
+
+
+def _look_again(job: _Job, settings: Settings) -> None:
+    """Raises `HostError` ``CHG008`` if the backend cannot serve the runtime as it is now."""
+    deadline = time.monotonic() + _READY_TIMEOUT
+    while True:
+        found = [r for r in _describe(settings).runtimes if r.key == job.runtime.key]
+        reason = "it is not found any more"
+        if found:
+            offer = job.backend.offer(found[0], settings)
+            if offer.needs == "nothing":
+                return
+            reason = offer.reason
+        if time.monotonic() >= deadline:
+            raise HostError(
+                "CHG008",
+                f"{job.runtime.key} was restarted, and {job.plan.backend} still cannot serve it: {reason}",
+                "see the runtime's log; `cdi-courier uninstall` takes back what was written",
+            )
+        time.sleep(_READY_PAUSE)

@@ -1,0 +1,72 @@
+"""``cdi-courier uninstall``: put back what ``install`` changed; without asking the runtime or the backend."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cdi_courier import changes
+from cdi_courier.cli import settings_of
+from cdi_courier.cli.install import modes, run_restart, show
+from cdi_courier.errors import CourierError
+
+if TYPE_CHECKING:
+    from cdi_courier.changes import Manifest
+    from cdi_courier.settings import Settings
+
+
+@click.command()
+@click.option("--backend", metavar="NAME", help="Only this one.")
+@click.option("--runtime", "key", metavar="KEY", help="Only for this runtime, by the name `install` printed.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be written.")
+@click.option("--apply", "restart", is_flag=True, help="Also restart the runtime.")
+@click.option("--no-restart", is_flag=True, help="Print the restart command; this is the default.")
+@click.option("--force", is_flag=True, help="Restore also files that were changed since.")
+@click.pass_context
+def uninstall(
+    context: click.Context,
+    backend: str | None,
+    key: str | None,
+    *,
+    dry_run: bool,
+    restart: bool,
+    no_restart: bool,
+    force: bool,
+) -> None:
+    """Put every file back as it was before `cdi-courier install`.
+
+    From a file that was changed since, only what cdi-courier added is taken out.
+    """
+    modes(dry_run=dry_run, apply=restart, no_restart=no_restart)
+    settings = settings_of(context)
+    found = [
+        manifest
+        for manifest in changes.installed(changes.FOLDER)
+        if backend in (None, manifest.backend) and key in (None, manifest.runtime)
+    ]
+    if not found:
+        click.echo("nothing is installed")
+    failed = False
+    for manifest in found:
+        try:
+            _do(manifest, settings, dry_run=dry_run, restart=restart, force=force)
+        except CourierError as error:
+            click.echo(f"{manifest.runtime}: {error}", err=True)
+            failed = True
+    context.exit(1 if failed else 0)
+
+
+def _do(manifest: Manifest, settings: Settings, *, dry_run: bool, restart: bool, force: bool) -> None:
+    own = settings.runtimes.get(manifest.runtime)
+    command = own.restart if own is not None and own.restart else manifest.restart
+    show(changes.preview_undo(manifest, force=force))
+    if dry_run:
+        return
+    for step in changes.undo(manifest, folder=changes.FOLDER, force=force):
+        click.echo(f"{manifest.runtime}: {'removed' if step.after is None else 'put back'} {step.path}")
+    click.echo(f"{manifest.runtime}: {manifest.backend} is uninstalled")
+    if command and restart:
+        run_restart(command)
+    elif command:
+        click.echo(f"{manifest.runtime}: to make it effective: {command}")
