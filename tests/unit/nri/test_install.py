@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -335,3 +337,15 @@ def test_what_would_keep_nri_off_all_the_same_is_named(etc: Path, files: Files, 
 def test_files_that_cannot_be_understood_are_refused(etc: Path, files: Files):
     """What containerd itself could not read is nothing to build on."""
     assert refused(files.write(etc)).code == "NRI105"
+
+
+def test_the_daemon_loads_nothing_that_edits_files():
+    """What a command needs to install stays out of the process that answers the runtime."""
+    script = "import sys, cdi_courier_nri.backend, cdi_courier.service; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=30
+    )
+    loaded = set(done.stdout.split())
+
+    assert "cdi_courier_nri.backend" in loaded
+    assert not loaded & {"tomlkit", "cdi_courier.tomledit", "cdi_courier.changes", "cdi_courier_nri.install"}
