@@ -132,6 +132,17 @@ def test_installing_twice_is_installing_once(etc: Path, tmp_path: Path, files: F
     assert tree(etc) == after
 
 
+def test_the_drop_in_follows_the_main_file(etc: Path, tmp_path: Path):
+    """Planned anew, it repeats what the main file says by then; our own drop-in counts for nothing."""
+    main = OFF["nri-table"].write(etc)
+    changes.apply(planned(main), folder=str(tmp_path / "state"))
+    main.write_bytes(main.read_bytes().replace(b"/run/x.sock", b"/run/y.sock"))
+    (change,) = planned(main).files
+
+    assert change.content is not None
+    assert tomledit.parse(change.content)["plugins"][PLUGIN]["socket_path"] == "/run/y.sock"
+
+
 @pytest.mark.parametrize("version", ["1.7.0", "1.7.34+unknown", ""])
 def test_a_main_file_that_is_made_is_of_version_2(etc: Path, version: str):
     """containerd 1.7 reads no newer one, and where NRI is off by default it is no newer than that."""
