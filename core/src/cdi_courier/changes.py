@@ -635,6 +635,7 @@ def _failed(error: OSError, path: str, verb: str) -> HostError:
         errno.EPERM: "run as root; see `lsattr` whether it is immutable",
         errno.ELOOP: "a symbolic link leads to itself; mend it",
         errno.ENOTDIR: "a file is in the place of one of its folders",
+        errno.EBUSY: "something is mounted there; change what is mounted",
         errno.ENOSPC: "make room on the file system",
     }
     return HostError(

@@ -309,6 +309,23 @@ def test_extended_attributes_are_kept(host: Host):
     assert os.getxattr(host.main, "user.label") == b"theirs"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving files away needs root")
+def test_the_owner_is_kept(host: Host):
+    """Somebody's file stays theirs; a removed one is made again as theirs, with its special bits."""
+    os.chown(host.main, 1234, 2345)
+    host.main.chmod(0o2750)
+    before = tree(host.etc)
+    host.apply()
+    after = host.main.stat()
+
+    assert (after.st_uid, after.st_gid, stat.S_IMODE(after.st_mode)) == (1234, 2345, 0o2750)
+    host.undo()
+    assert tree(host.etc) == before
+    host.apply(host.plan(files=(FileChange(str(host.main), None, "goes"),)))
+    host.undo()
+    assert tree(host.etc) == before
+
+
 # Changed since
 
 
@@ -374,6 +391,18 @@ def test_a_file_all_ours_that_was_changed_since_is_not_touched(host: Host, again
     assert (drop_in.exists() and drop_in.read_bytes()) == (NEW if again == "apply" else False)
     host.undo()
     assert tree(host.etc) == before
+
+
+def test_what_was_written_over_by_force_is_not_ours(host: Host):
+    """Somebody's version that --force replaced and that they put back is theirs still."""
+    drop_in = host.etc / "conf.d/deep/50.toml"
+    host.apply()
+    drop_in.write_bytes(b"theirs")
+    host.apply(force=True)
+    drop_in.write_bytes(b"theirs")
+
+    assert code_of(host.undo) == "CHG003"
+    assert drop_in.read_bytes() == b"theirs"
 
 
 def test_a_changed_file_that_is_no_toml_any_more_is_not_touched(host: Host):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -128,6 +130,17 @@ def test_installing_twice_is_installing_once(etc: Path, tmp_path: Path, files: F
     assert first != ()
     assert second == ()
     assert tree(etc) == after
+
+
+def test_the_drop_in_follows_the_main_file(etc: Path, tmp_path: Path):
+    """Planned anew, it repeats what the main file says by then; our own drop-in counts for nothing."""
+    main = OFF["nri-table"].write(etc)
+    changes.apply(planned(main), folder=str(tmp_path / "state"))
+    main.write_bytes(main.read_bytes().replace(b"/run/x.sock", b"/run/y.sock"))
+    (change,) = planned(main).files
+
+    assert change.content is not None
+    assert tomledit.parse(change.content)["plugins"][PLUGIN]["socket_path"] == "/run/y.sock"
 
 
 @pytest.mark.parametrize("version", ["1.7.0", "1.7.34+unknown", ""])
@@ -335,3 +348,15 @@ def test_what_would_keep_nri_off_all_the_same_is_named(etc: Path, files: Files, 
 def test_files_that_cannot_be_understood_are_refused(etc: Path, files: Files):
     """What containerd itself could not read is nothing to build on."""
     assert refused(files.write(etc)).code == "NRI105"
+
+
+def test_the_daemon_loads_nothing_that_edits_files():
+    """What a command needs to install stays out of the process that answers the runtime."""
+    script = "import sys, cdi_courier_nri.backend, cdi_courier.service; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=30
+    )
+    loaded = set(done.stdout.split())
+
+    assert "cdi_courier_nri.backend" in loaded
+    assert not loaded & {"tomlkit", "cdi_courier.tomledit", "cdi_courier.changes", "cdi_courier_nri.install"}

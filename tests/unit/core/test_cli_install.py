@@ -1,0 +1,474 @@
+"""`cdi-courier install` and `uninstall`: what is shown, written, run, and which exit code tells it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from cdi_courier import changes
+from cdi_courier.changes import ChangeSet, FileChange
+from cdi_courier.cli import command
+from cdi_courier.cli import install as install_command
+from cdi_courier.errors import HostError, PluginError
+from cdi_courier.hookspecs import API_VERSION, Offer
+from cdi_courier.host.model import Fact, Host, Runtime
+from cdi_courier.plugins import Plugins
+from click.testing import CliRunner, Result
+
+OLD = b"version = 2\n"
+NEW = b"version = 2\nimports = []\n"
+
+
+@attrs.define
+class FakeBackend:
+    """A backend that plans what it is given, for every runtime. ready: whether it can serve by now."""
+
+    plans: Callable[[Runtime], ChangeSet]
+    ready: Callable[[Runtime], bool]
+    name: str = "fake"
+    api_version: int = API_VERSION
+
+    def offer(self, runtime: Runtime, _: Any) -> Offer:
+        return Offer(
+            self.name, "full", "nothing" if self.ready(runtime) else "restart", "it is not restarted"
+        )
+
+    def plan(self, runtime: Runtime, _: Any) -> ChangeSet:
+        return self.plans(runtime)
+
+
+class Bench:
+    """A host of fakes: runtimes, a backend, files, and a restart command that notes its runs."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root = root
+        self.main = root / "etc/main.toml"
+        self.drop_in = root / "etc/conf.d/50.toml"
+        self.ran = root / "ran"
+        self.main.parent.mkdir()
+        self.main.write_bytes(OLD)
+        self.keys = ["containerd"]
+        self.plans: Callable[[Runtime], ChangeSet] = self.plan
+        self.backend = FakeBackend(lambda runtime: self.plans(runtime), lambda _: self.ran.exists())
+        self.plugins = Plugins({"fake": self.backend})  # type: ignore[dict-item]
+        self.recommended: str | None = "fake"
+        self.settings = ""
+        self.problems: tuple[str, ...] = ()
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(root))  # else a user without a session is warned
+        monkeypatch.setattr(changes, "FOLDER", str(root / "changes"))
+        monkeypatch.setattr(install_command, "_READY_TIMEOUT", 0.0)
+        monkeypatch.setattr(install_command, "_describe", lambda _: self.describe())
+        monkeypatch.setattr(install_command, "_recommended", lambda *_: self.recommended)
+        monkeypatch.setattr(install_command, "discover", lambda _: self.plugins)
+
+    def describe(self) -> Host:
+        return Host(
+            tuple(
+                Runtime(key, "containerd", "1.7.24", f"/run/{key}.sock", {"nri": Fact("off", "a test")})
+                for key in self.keys
+            ),
+            self.problems,
+        )
+
+    def restart(self, script: str = "", status: int = 0) -> str:
+        """A command that notes that it has run, does the Python in `script`, and ends with the status."""
+        path = self.root / "restart.py"
+        path.write_text(
+            f"import os, sys\nopen({str(self.ran)!r}, 'a').write('ran\\n')\n{script}\nsys.exit({status})\n"
+        )
+        return f"{sys.executable} '{path}'"
+
+    def plan(self, runtime: Runtime) -> ChangeSet:
+        files = (
+            FileChange(str(self.drop_in), b"x = 1\n", "turns it on"),
+            FileChange(str(self.main), NEW, "has an import"),
+        )
+        return ChangeSet("fake", runtime.key, files, self.restart(), ("a note",))
+
+    def planned(self, **changed: Any) -> None:
+        """Change what is planned."""
+        self.plans = lambda runtime: attrs.evolve(self.plan(runtime), **changed)
+
+    def invoke(self, *arguments: str, code: int = 0) -> Result:
+        config = self.root / "settings.toml"
+        config.write_text(self.settings)
+        result = CliRunner().invoke(command, ["--config", str(config), *arguments])
+        if isinstance(result.exception, HostError | PluginError):
+            assert code == 1, result.exception  # as `main` has it
+        else:
+            assert result.exit_code == code, (result.output, result.exception)
+        return result
+
+    @property
+    def runs(self) -> int:
+        return len(self.ran.read_text().splitlines()) if self.ran.exists() else 0
+
+    @property
+    def installed(self) -> bool:
+        """Whether all is written; it must not be half of it."""
+        states = {
+            self.main.read_bytes() == NEW,
+            self.drop_in.exists(),
+            bool(changes.installed(changes.FOLDER)),
+        }
+        assert len(states) == 1
+        return states.pop()
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """One runtime, one backend, nothing installed."""
+    return Bench(tmp_path, monkeypatch)
+
+
+# Installing
+
+
+def test_bare_install_writes_and_prints_the_restart_command(bench: Bench):
+    """The difference, the files, the notes and the command are told; nothing is restarted."""
+    output = bench.invoke("install").output
+
+    assert bench.installed
+    assert bench.runs == 0
+    assert f"+++ {bench.main}\n" in output
+    assert "+imports = []\n" in output
+    assert f"containerd: wrote {bench.main}: has an import\n" in output
+    assert "containerd: a note\n" in output
+    assert output.endswith(f"containerd: to make it effective: {bench.restart()}\n")
+
+
+def test_a_dry_run_only_shows(bench: Bench):
+    """The difference is there, the files are as before, and no manifest is made."""
+    output = bench.invoke("install", "--dry-run").output
+
+    assert not bench.installed
+    assert "+imports = []\n" in output
+    assert "a note" in output
+    assert bench.runs == 0
+
+
+def test_apply_restarts_and_looks_again(bench: Bench):
+    """The command is run once, and the backend is asked whether it can serve now."""
+    output = bench.invoke("install", "--apply").output
+
+    assert bench.installed
+    assert bench.runs == 1
+    assert output.endswith("containerd: fake can serve it\n")
+
+
+def test_apply_looks_until_the_runtime_is_there(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    """A runtime that takes a moment after its restart is given it."""
+    monkeypatch.setattr(install_command, "_READY_TIMEOUT", 30.0)
+    monkeypatch.setattr(install_command, "_READY_PAUSE", 0.0)
+    looks: list[int] = []
+    bench.backend.ready = lambda _: looks.append(1) is None and len(looks) > 3
+    bench.invoke("install", "--apply")
+
+    assert len(looks) == 4
+
+
+def test_what_is_restarted_in_vain_is_told(bench: Bench):
+    """If the backend still cannot serve, that is a failure with the reason, and the files stay."""
+    bench.backend.ready = lambda _: False
+    output = bench.invoke("install", "--apply", code=1).output
+
+    assert "CHG008" in output
+    assert "it is not restarted" in output
+    assert bench.installed
+
+
+def test_a_runtime_that_is_gone_after_its_restart_is_told(bench: Bench):
+    """Not finding it again is a failure too."""
+    real = bench.describe
+    bench.describe = lambda: real() if not bench.runs else Host()  # type: ignore[method-assign]
+    output = bench.invoke("install", "--apply", code=1).output
+
+    assert "not found any more" in output
+
+
+@pytest.mark.parametrize(
+    ("restart", "says"),
+    [
+        pytest.param("false", "status 1", id="fails"),
+        pytest.param("/nonexistent/restart", "cannot be run: No such file", id="absent"),
+        pytest.param("restart 'it", "cannot be run: No closing quotation", id="odd-quotes"),
+        pytest.param(" ", "cannot be run", id="blank"),
+        pytest.param("sh -c 'echo the cause >&2; exit 3'", 'status 3, and said "the cause"', id="says-why"),
+    ],
+)
+def test_a_failed_restart_takes_everything_back(bench: Bench, restart: str, says: str):
+    """The files are as before, and the failure is told with what the command said."""
+    bench.planned(restart=restart)
+    output = bench.invoke("install", "--apply", code=1).output
+
+    assert not bench.installed
+    assert "CHG007" in output
+    assert says in output
+    assert "taken back" in output
+    assert "fails without it too" in output
+
+
+def test_a_restart_that_only_our_files_make_fail_is_repeated_without_them(bench: Bench):
+    """The runtime runs again, as it was, after what it did not start with is taken back."""
+    script = f"if os.path.exists({str(bench.drop_in)!r}): sys.exit(1)"
+    bench.plans = lambda runtime: attrs.evolve(bench.plan(runtime), restart=bench.restart(script))
+    output = bench.invoke("install", "--apply", code=1).output
+
+    assert not bench.installed
+    assert bench.runs == 2
+    assert "restarted without it" in output
+
+
+def test_the_restart_command_meets_no_shell(bench: Bench):
+    """Its words are split, and nothing in them is expanded or chained."""
+    bench.planned(restart=f"echo $HOME; touch {bench.root}/chained")
+    bench.backend.ready = lambda _: True
+    bench.invoke("install", "--apply")
+
+    assert not (bench.root / "chained").exists()
+
+
+def test_installing_twice_says_so(bench: Bench):
+    """The second time nothing is written, and the restart is still named, since it may be missing."""
+    bench.invoke("install")
+    output = bench.invoke("install").output
+
+    assert bench.installed
+    assert "fake is installed already" in output
+    assert "wrote" not in output
+
+
+def test_a_failed_restart_of_what_was_there_already_takes_nothing_back(bench: Bench):
+    """What an earlier install wrote is no news to the runtime, so it is not undone for that."""
+    bench.invoke("install")
+    bench.planned(restart="false")
+    output = bench.invoke("install", "--apply", code=1).output
+
+    assert bench.installed
+    assert "CHG007" in output
+
+
+def test_where_nothing_is_to_be_done_only_the_note_is_printed(bench: Bench):
+    """No file, no restart, no manifest."""
+    bench.planned(files=(), restart="")
+
+    assert bench.invoke("install", "--apply").output == "containerd: a note\n"
+    assert changes.installed(changes.FOLDER) == ()
+
+
+def test_where_only_the_restart_is_missing_apply_restarts(bench: Bench):
+    """A plan without files may have a command; it is run and looked at all the same."""
+    bench.planned(files=())
+    bench.invoke("install", "--apply")
+
+    assert bench.runs == 1
+
+
+def test_a_file_that_was_changed_since_needs_force(bench: Bench):
+    """Somebody's edit is not written over without --force."""
+    bench.invoke("install")
+    bench.drop_in.write_bytes(b"theirs")
+
+    assert "CHG003" in bench.invoke("install", code=1).output
+    assert bench.drop_in.read_bytes() == b"theirs"
+    bench.invoke("install", "--force")
+    assert bench.installed
+
+
+# Which backend, which runtime
+
+
+def test_one_runtimes_trouble_is_not_the_others(bench: Bench):
+    """What can be installed is, and the exit code tells that not all could be."""
+    bench.keys = ["one", "two"]
+
+    def plans(runtime: Runtime) -> ChangeSet:
+        if runtime.key == "one":
+            raise HostError("NRI101", "it has none", "use another")
+        return bench.plan(runtime)
+
+    bench.plans = plans
+    output = bench.invoke("install", code=1).output
+
+    assert "one: NRI101: it has none (use another)" in output
+    assert bench.installed
+
+
+@pytest.mark.parametrize("name", ["two", "/run/two.sock"], ids=["key", "endpoint"])
+def test_one_runtime_can_be_named(bench: Bench, name: str):
+    """By its key or its endpoint; the others are left alone."""
+    bench.keys = ["one", "two"]
+    bench.invoke("install", "--runtime", name)
+
+    assert [manifest.runtime for manifest in changes.installed(changes.FOLDER)] == ["two"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "written"),
+    [
+        pytest.param('[runtimes]\n"containerd" = {ignore = true}\n', False, id="ignored"),
+        pytest.param('[runtimes]\ncontainerd = {backend = "fake"}\n', True, id="a-backend-of-its-own"),
+    ],
+)
+def test_the_settings_of_a_runtime_count(bench: Bench, settings: str, written: bool):
+    """[runtimes] may leave a runtime alone or give it a backend, against the recommendation."""
+    bench.recommended = None
+    bench.settings = settings
+    bench.invoke("install")
+
+    assert bench.installed is written
+
+
+def test_without_a_recommendation_that_is_said(bench: Bench):
+    """No backend that could serve is a failure; naming one is the way out."""
+    bench.recommended = None
+
+    assert "PLG004" in bench.invoke("install", code=1).output
+    bench.invoke("install", "--backend", "fake")
+    assert bench.installed
+
+
+def test_a_host_without_runtimes_is_a_failure(bench: Bench):
+    """There is nothing to set up, and that is said."""
+    bench.keys = []
+    result = bench.invoke("install", code=1)
+
+    assert isinstance(result.exception, HostError)
+    assert result.exception.code == "CHG010"
+
+
+def test_what_hinders_the_description_is_told(bench: Bench):
+    """A host's problems are warnings; what was found is installed."""
+    bench.problems = ("no permission to look into /run/x",)
+
+    assert "warning: no permission to look into /run/x" in bench.invoke("install").output
+    assert bench.installed
+
+
+def test_a_backend_that_fails_to_plan_is_named(bench: Bench):
+    """Foreign code may raise anything: it is a message, and no traceback."""
+
+    def plans(_: Runtime) -> ChangeSet:
+        raise KeyError("x")
+
+    bench.plans = plans
+
+    assert "PLG002" in bench.invoke("install", code=1).output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["install", "--dry-run", "--apply"], id="show-and-restart"),
+        pytest.param(["install", "--apply", "--no-restart"], id="restart-and-not"),
+        pytest.param(["uninstall", "--apply", "--no-restart"], id="uninstall-restart-and-not"),
+        pytest.param(["install", "--backend", "absent"], id="no-such-backend"),
+        pytest.param(["install", "--runtime", "podman"], id="no-such-runtime"),
+        pytest.param(["install", "--bogus"], id="no-such-option"),
+    ],
+)
+def test_wrong_usage_has_its_own_exit_code(bench: Bench, arguments: list[str]):
+    """Contradictions and names that do not exist are 2, and nothing is written."""
+    bench.invoke(*arguments, code=2)
+
+    assert not bench.installed
+
+
+@pytest.mark.parametrize("state", ["disabled", "broken"])
+def test_a_backend_that_cannot_be_used_is_said(bench: Bench, state: str):
+    """A disabled or broken one that is asked for by name is an error with its cause."""
+    bench.plugins = (
+        Plugins(disabled=("fake",))
+        if state == "disabled"
+        else Plugins(problems={"fake": PluginError("PLG001", "it is broken")})
+    )
+    result = bench.invoke("install", "--backend", "fake", code=1)
+
+    assert isinstance(result.exception, PluginError)
+    assert result.exception.code == "PLG003"
+
+
+# Uninstalling
+
+
+def test_uninstall_puts_everything_back(bench: Bench):
+    """The files are as before, the command is printed, and nothing is restarted."""
+    bench.invoke("install")
+    output = bench.invoke("uninstall").output
+
+    assert not bench.installed
+    assert bench.main.read_bytes() == OLD
+    assert "-imports = []\n" in output
+    assert f"containerd: put back {bench.main}\n" in output
+    assert f"containerd: removed {bench.drop_in}\n" in output
+    assert output.endswith(f"containerd: to make it effective: {bench.restart()}\n")
+    assert bench.runs == 0
+
+
+def test_uninstall_needs_neither_backend_nor_runtime(bench: Bench):
+    """The manifest knows all, so a host whose packages and runtimes are gone is put back too."""
+    bench.invoke("install")
+    bench.keys, bench.plugins = [], Plugins()
+    bench.invoke("uninstall")
+
+    assert not bench.installed
+
+
+def test_uninstall_restarts_by_the_settings_if_they_say_how(bench: Bench):
+    """[runtimes] restart is newer than what the manifest remembers."""
+    bench.planned(restart="false")
+    bench.invoke("install")
+    bench.settings = f"[runtimes]\ncontainerd = {{restart = {json.dumps(bench.restart())}}}\n"
+    bench.invoke("uninstall", "--apply")
+
+    assert bench.runs == 1
+
+
+def test_a_failed_restart_after_uninstall_is_told(bench: Bench):
+    """The files are back already; the exit code says that the runtime needs a look."""
+    bench.planned(restart="false")
+    bench.invoke("install")
+    output = bench.invoke("uninstall", "--apply", code=1).output
+
+    assert "CHG007" in output
+    assert not bench.installed
+
+
+def test_a_dry_run_of_uninstall_only_shows(bench: Bench):
+    """The difference is there, and everything is still installed."""
+    bench.invoke("install")
+
+    assert "-imports = []\n" in bench.invoke("uninstall", "--dry-run").output
+    assert bench.installed
+
+
+def test_uninstall_of_nothing_is_done_already(bench: Bench):
+    """There is no failure in having nothing to do."""
+    assert bench.invoke("uninstall").output == "nothing is installed\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--backend", "other"], ["--runtime", "podman"]], ids=["backend", "runtime"]
+)
+def test_uninstall_leaves_what_is_not_named(bench: Bench, arguments: list[str]):
+    """Only the manifests of the named backend and runtime are undone."""
+    bench.invoke("install")
+    bench.invoke("uninstall", *arguments)
+
+    assert bench.installed
+
+
+def test_uninstall_refuses_what_was_changed_since(bench: Bench):
+    """Somebody's edit is kept and told; --force restores the original over it."""
+    bench.invoke("install")
+    bench.main.write_bytes(b"theirs")
+
+    assert "CHG003" in bench.invoke("uninstall", code=1).output
+    assert bench.main.read_bytes() == b"theirs"
+    bench.invoke("uninstall", "--force")
+    assert not bench.installed
