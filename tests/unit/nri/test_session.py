@@ -20,7 +20,7 @@ from cdi_courier_nri.session import (
     State,
     Synchronized,
 )
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.nri_runtime import (
     NRI_0_6,
@@ -570,6 +570,7 @@ def test_any_bytes_give_events_or_a_protocol_error(pieces: list[bytes]) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(ANYTHING, max_size=6), st.integers(1, 30))
+@example([b"", request(1, "Configure", configure()), frame(0, b"")], 1)
 def test_any_bytes_have_one_outcome_wherever_they_are_cut(pieces: list[bytes], size: int) -> None:
     """Answers and error are the same, and no event is another; a piece with an error has no events."""
     stream = b"".join(pieces)

@@ -99,22 +99,22 @@ class FrameReader(RecordReader):
     Until the first header that NRI can have sent, anything else means that the socket is not NRI's.
     """
 
-    __slots__ = ("_recognised",)
+    __slots__ = ("recognised",)
 
     def __init__(self) -> None:
         super().__init__(FRAME)
-        self._recognised = False
+        self.recognised = False
 
     def _length(self, header: tuple[int, ...]) -> int:
         conn, length = header
-        if not self._recognised:
+        if not self.recognised:
             if conn not in (PLUGIN_CONN, RUNTIME_CONN) or length > SANITY_LIMIT:
                 raise ProtocolError(
                     "NRI006",
                     f"this does not look like an NRI socket: it begins with {FRAME.pack(conn, length)!r}",
                     "check that nri.sockets names the runtime's NRI socket and not its CRI or API socket",
                 )
-            self._recognised = True
+            self.recognised = True
         if length > SANITY_LIMIT:
             raise ProtocolError(
                 "NRI007", f"the runtime announces a frame of {length} bytes", "restart the runtime"

@@ -136,7 +136,7 @@ class Trunk:
                 elif kind == _RESPONSE and conn == RUNTIME_CONN:
                     yield _response(stream, body)
                 # Unknown types are ignored (§3.1); so is a known one on the connection where it has no sense.
-        self._in_order = not self.partial
+        self._in_order = self._frames.recognised and not self.partial
 
     def outgoing(self) -> bytes:
         """Hand out, once, what must be written to the socket now."""
