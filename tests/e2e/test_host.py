@@ -161,7 +161,7 @@ def test_containerd_1_6_has_no_nri_and_no_cdi(packages: Packages) -> None:
 
 
 def test_describing_disturbs_no_plugin(lab: Lab) -> None:
-    """No plugin is registered: one that serves goes on doing so, on the same connection."""
+    """Nothing arrives at the NRI socket: a plugin serves on, and containerd logs nothing of any."""
     lab.write_spec("all.json", spec(all={"env": ["DESCRIBED=yes"]}))
     courier = serving(lab)
     mark, before = courier.mark(), len(lab.containerd.log())
@@ -174,7 +174,7 @@ def test_describing_disturbs_no_plugin(lab: Lab) -> None:
     assert shell(lab, container, "echo $DESCRIBED") == (0, "yes\n")
     assert "synchronized" not in courier.log(mark)
     assert "NRI0" not in courier.log(mark)
-    assert 'plugin \\"' not in said
+    assert "plugin" not in said
 
 
 def test_a_plugin_gets_in_beside_a_description(lab: Lab) -> None:

@@ -103,3 +103,12 @@ def test_a_socket_of_the_settings_is_found_out(look, root: Path) -> None:
 
     assert (runtime.key, runtime.kind) == ("/run/docker.sock", "docker")
     assert runtime.get("config") == "/d.json"
+
+
+def test_podman_s_socket_without_its_program_is_a_podman(look, root: Path) -> None:
+    """Its version is known, and why nothing more."""
+    with docker(root, {**VERSION, "Version": "5.6.0", "Components": [{"Name": "Podman Engine"}]}):
+        (runtime,) = look().runtimes
+
+    assert (runtime.key, runtime.kind, runtime.version) == ("podman", "podman", "5.6.0")
+    assert runtime.problems[0].startswith("HST107: Podman answers at /run/docker.sock, but its program")
