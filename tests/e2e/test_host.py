@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import time
 import tomllib
@@ -158,6 +160,26 @@ def test_containerd_1_6_has_no_nri_and_no_cdi(packages: Packages) -> None:
     assert runtime.get("cdi_spec_dirs") is None
     assert runtime.get("cgroup_driver") == "cgroupfs"
     assert runtime.get("config_version") == 2
+
+
+def test_a_containerd_that_hangs_is_told_of_in_time(lab: Lab) -> None:
+    """Stopped by a signal it accepts connections and answers none; what files tell is told, no more."""
+    pid = pid_of(lab.containerd)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        start = time.monotonic()
+        (runtime,) = described(lab)
+        duration = time.monotonic() - start
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+    assert duration < 5
+    assert runtime.version == ""
+    assert runtime.get("config") == str(lab.containerd.config_file)
+    assert runtime.get("pid") == pid
+    assert runtime.get("nri") is None
+    assert runtime.get("handlers") is None
+    assert [problem[:6] for problem in runtime.problems] == ["HST103", "HST103"]
 
 
 def test_describing_disturbs_no_plugin(lab: Lab) -> None:

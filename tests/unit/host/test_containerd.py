@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,24 +39,6 @@ def put(root: Path, path: str, text: str) -> None:
 def install(root: Path, data: Path, version: str, variant: str) -> None:
     """The configuration file that the daemon was captured with."""
     put(root, CONFIG, (data / f"containerd-{version}-config-file-{variant}.toml").read_text())
-
-
-@pytest.fixture
-def stranger(root: Path) -> Iterator[int]:
-    """Another process listens at the default NRI socket; its PID."""
-    path = root / NRI_SOCKET
-    path.parent.mkdir()
-    script = (
-        "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen(); "
-        "print(flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", script, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        yield process.pid
-        process.communicate()
 
 
 # What it told when it was captured

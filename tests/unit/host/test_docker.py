@@ -81,6 +81,7 @@ def test_a_rootless_docker_says_so(look, root: Path) -> None:
 
     assert runtime.endpoint == "/user/docker.sock"
     assert runtime.get("rootless") is True
+    assert runtime.get("config") is None
 
 
 def test_podman_at_docker_s_socket_is_no_docker(look, root: Path, data: Path) -> None:

@@ -231,9 +231,12 @@ def _docker(request: Request, candidate: Candidate, _: int | None, findings: Fin
         findings.version = version.version
     if info is not None:
         docker.learn_from_info(info, version, findings)
-    config = candidate.config or docker.DEFAULT_CONFIG
-    findings.learn("config", config, "[runtimes] config" if candidate.config else "where it lies by default")
-    findings.learn("config_exists", root.exists(config), config)
+    config, source = candidate.config, "[runtimes] config"
+    if not config and findings.value("rootless") is False:
+        config, source = docker.DEFAULT_CONFIG, "where it lies by default"
+    if config:
+        findings.learn("config", config, source)
+        findings.learn("config_exists", root.exists(config), config)
     return "docker"
 
 
