@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,3 +49,21 @@ def look(root: Path) -> Look:
         return probe.host(probe.Request(Root(str(root)), timeout, total, overrides or {}, **more))
 
     return look_at
+
+
+@pytest.fixture
+def stranger(root: Path) -> Iterator[int]:
+    """Another process listens at the default NRI socket; its PID."""
+    path = root / "run/nri/nri.sock"
+    path.parent.mkdir()
+    script = (
+        "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen(); "
+        "print(flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process.pid
+        process.communicate()

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +12,7 @@ pytest.importorskip("grpc")
 
 from cdi_courier.host import containerd, cri
 from cdi_courier.host.files import Root
+from cdi_courier.host.sockets import Override
 from support import fake_crio
 
 SOCKET = "run/containerd/containerd.sock"
@@ -41,24 +39,6 @@ def put(root: Path, path: str, text: str) -> None:
 def install(root: Path, data: Path, version: str, variant: str) -> None:
     """The configuration file that the daemon was captured with."""
     put(root, CONFIG, (data / f"containerd-{version}-config-file-{variant}.toml").read_text())
-
-
-@pytest.fixture
-def stranger(root: Path) -> Iterator[int]:
-    """Another process listens at the default NRI socket; its PID."""
-    path = root / NRI_SOCKET
-    path.parent.mkdir()
-    script = (
-        "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen(); "
-        "print(flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", script, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        yield process.pid
-        process.communicate()
 
 
 # What it told when it was captured
@@ -568,3 +548,34 @@ def test_the_validator_is_read(root: Path) -> None:
     assert configured.validator == {"enable": True, "reject_oci_hook_adjustment": True}
     assert configured.required == ["two"]
     assert (older.validator, older.required) == ({}, [])
+
+
+def test_a_configured_socket_of_a_distribution_keeps_its_layout(look, root: Path, data: Path) -> None:
+    """``[runtimes.containerd] endpoint`` at k3s' socket: the configuration is k3s'."""
+    folder = "/var/lib/rancher/k3s/agent/etc/containerd"
+    put(root, f"{folder[1:]}/config.toml", "version = 3\n")
+    path = "/run/k3s/containerd/containerd.sock"
+    with fake_crio.containerd(root / path[1:], data, "2.1.9", "nri-off"):
+        (runtime,) = look({"containerd": Override(endpoint=path)}).runtimes
+
+    assert runtime.key == "containerd"
+    assert runtime.get("distribution") == "k3s"
+    assert runtime.get("config") == f"{folder}/config.toml"
+
+
+@pytest.mark.parametrize("state", ["nri-off", "nri-on"])
+def test_a_socket_that_may_not_be_looked_at_proves_nothing(root: Path, data: Path, state: str) -> None:
+    """Without permission, a file that enables NRI leaves it unknown; one that disables it is believed."""
+    from cdi_courier.host.answers import Findings
+
+    install(root, data, "1.7.24", state)
+    (root / NRI_SOCKET).parent.mkdir()
+    (root / NRI_SOCKET).symlink_to("/" + "a" * 300)  # cannot be connected to, for everybody
+    configured, _ = read_files(root, "1.7.24")
+    findings = Findings()
+    findings.version = "1.7.24"
+
+    containerd.learn_nri(Root(str(root)), findings, 1, None, configured, 5)
+
+    assert findings.value("nri") == ("off" if state == "nri-off" else None)
+    assert [problem[:6] for problem in findings.problems] == ([] if state == "nri-off" else ["HST104"])

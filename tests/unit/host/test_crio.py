@@ -217,3 +217,30 @@ def test_the_main_file_is_where_the_command_line_says(look, root: Path, data: Pa
     assert runtime.get("config") == "/etc/crio/my.conf"
     assert runtime.get("config_exists") is True
     assert runtime.facts["config"].source == f"command line of process {os.getpid()}"
+
+
+def test_nri_at_another_s_socket_is_a_problem(look, root: Path, data: Path, stranger: int) -> None:
+    """Two runtimes with one NRI socket: plugins reach only one, and which is said."""
+    with fake_crio.crio(root / SOCKET, data):
+        (runtime,) = look().runtimes
+
+    assert runtime.get("nri") == "on"
+    (problem,) = runtime.problems
+    assert problem.startswith(
+        f"HST106: CRI-O has NRI on, but process {stranger}, which is not CRI-O, listens at"
+    )
+
+
+def test_a_runtime_of_before_v1_tells_its_version(look, root: Path, data: Path) -> None:
+    """CRI-O before 1.23 answers the older name of the API; what its version means is known."""
+    old = fake_crio.crio(root / SOCKET, data, "1.22.5")
+    version = old.grpc_answers["/runtime.v1.RuntimeService/Version"]
+    old.grpc_answers.clear()
+    old.grpc_answers["/runtime.v1alpha2.RuntimeService/Version"] = version
+    with old:
+        (runtime,) = look().runtimes
+
+    assert runtime.version == "1.22.5"
+    assert runtime.get("nri") == "absent"
+    assert runtime.get("cdi_enabled") is False
+    assert runtime.get("default_handler") == "runc"

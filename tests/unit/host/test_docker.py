@@ -81,6 +81,7 @@ def test_a_rootless_docker_says_so(look, root: Path) -> None:
 
     assert runtime.endpoint == "/user/docker.sock"
     assert runtime.get("rootless") is True
+    assert runtime.get("config") is None
 
 
 def test_podman_at_docker_s_socket_is_no_docker(look, root: Path, data: Path) -> None:
@@ -103,3 +104,12 @@ def test_a_socket_of_the_settings_is_found_out(look, root: Path) -> None:
 
     assert (runtime.key, runtime.kind) == ("/run/docker.sock", "docker")
     assert runtime.get("config") == "/d.json"
+
+
+def test_podman_s_socket_without_its_program_is_a_podman(look, root: Path) -> None:
+    """Its version is known, and why nothing more."""
+    with docker(root, {**VERSION, "Version": "5.6.0", "Components": [{"Name": "Podman Engine"}]}):
+        (runtime,) = look().runtimes
+
+    assert (runtime.key, runtime.kind, runtime.version) == ("podman", "podman", "5.6.0")
+    assert runtime.problems[0].startswith("HST107: Podman answers at /run/docker.sock, but its program")

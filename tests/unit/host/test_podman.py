@@ -187,6 +187,20 @@ def test_a_list_may_be_appended_to(root: Path) -> None:
     assert findings.value("hooks_dirs") == ["/usr/share/containers/oci/hooks.d", "/main", "/drop-in"]
 
 
+@pytest.mark.parametrize(
+    ("home", "expected"),
+    [("", ["/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d"]), ("/home/u", [])],
+    ids=["root", "rootless"],
+)
+def test_an_empty_list_means_the_standard_directories_to_root(
+    root: Path, home: str, expected: list[str]
+) -> None:
+    """And none to others."""
+    put(root, CONF, "[engine]\nhooks_dir = []\n")
+
+    assert read_files(root, home).value("hooks_dirs") == expected
+
+
 def test_a_broken_file_leaves_the_directories_unknown(root: Path) -> None:
     """Podman refuses it as well."""
     put(root, f"{CONF}.d/90-x.conf", "[engine\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from cdi_courier.errors import HostError
-from cdi_courier.host import cgroups, processes, sockets
+from cdi_courier.host import cgroups, listeners, processes, sockets
 from cdi_courier.host.answers import Findings
 from cdi_courier.host.files import Root
 from cdi_courier.host.sockets import Override
@@ -189,3 +189,35 @@ def test_unknown_mounts_give_no_version(root: Path, text: str) -> None:
 def test_an_option_is_read_as_go_reads_it(words: list[str], expected: str | None) -> None:
     """Both spellings, the last one wins, one without a value is none."""
     assert processes.option(words, "-c", "--config") == expected
+
+
+def test_who_listens_is_seen_without_connecting(root: Path) -> None:
+    """The kernel knows which file a socket is bound to, and the process which sockets it has."""
+    path = root / "run/x.sock"
+    (root / f"proc/{os.getpid()}").symlink_to(f"/proc/{os.getpid()}")
+    with fake_crio.listening(path) as listener:
+        listener.setblocking(False)
+        peer = sockets.listener(Root(str(root)), "/run/x.sock", os.getpid(), 5)
+
+        assert peer == sockets.Peer(os.getpid())
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
+def test_a_socket_that_was_bound_anew_is_not_the_former_owner_s(root: Path) -> None:
+    """Two runtimes at one path: only whoever made the file that is there now is reached."""
+    path = root / "run/x.sock"
+    (root / f"proc/{os.getpid()}").symlink_to(f"/proc/{os.getpid()}")
+    with fake_crio.listening(path):
+        path.unlink()
+        fake_crio.stale(path)
+
+        assert not listeners.listens(Root(str(root)), "/run/x.sock", os.getpid())
+
+
+@pytest.mark.parametrize("path", ["/run/gone", "/run/file", "/run/\0"])
+def test_nobody_listens_at_what_is_no_socket(root: Path, path: str) -> None:
+    """Whatever is there instead."""
+    (root / "run/file").touch()
+
+    assert not listeners.listens(Root(str(root)), path, os.getpid())

@@ -20,6 +20,7 @@ LIMIT: Final = 8 << 20
 """Bytes of an answer; a host with ten runtimes has 50 kB."""
 
 _SHOWN: Final = 300
+_DYING: Final = 1.0  # seconds that what was killed may take to be gone
 
 
 def output(
@@ -55,23 +56,33 @@ def output(
             )
         except (OSError, ValueError) as error:
             raise HostError(code, f"{what} cannot be started: {error}") from None
-    with process:
-        try:
-            printed, errors = _collect(process, deadline)
-            status = process.wait(max(0.01, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            raise late(what, timeout) from None
-        except OverflowError:
-            raise HostError(code, f"{what} printed more than {LIMIT} bytes") from None
-        finally:
-            # Only as long as it is not waited for: afterwards the number may be another's.
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    (os.killpg if own_group else os.kill)(process.pid, signal.SIGKILL)
+    try:
+        printed, errors = _collect(process, deadline)
+        status = process.wait(max(0.01, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        raise late(what, timeout) from None
+    except OverflowError:
+        raise HostError(code, f"{what} printed more than {LIMIT} bytes") from None
+    finally:
+        _end(process, own_group=own_group)
     if status:
         told = quoted(errors.decode(errors="replace").strip()[-_SHOWN:], _SHOWN)
         raise HostError(code, f"{what} ended with status {status}: {told}")
     return printed
+
+
+def _end(process: subprocess.Popen[bytes], *, own_group: bool) -> None:
+    """Kill it if it still runs, and give its pipes back."""
+    # Only as long as it is not waited for: afterwards the number may be another's.
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            (os.killpg if own_group else os.kill)(process.pid, signal.SIGKILL)
+        # What hangs in the kernel, on a dead network file system, dies later; subprocess reaps it.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_DYING)
+    for stream in (process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
 
 
 def _collect(process: subprocess.Popen[bytes], deadline: float) -> tuple[bytes, bytes]:

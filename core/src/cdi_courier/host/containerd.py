@@ -257,8 +257,8 @@ def load(root: Root, main: _File, numbers: _Numbers) -> tuple[dict[str, Any], li
     """(merged document, files in reading order), as a containerd of this version merges its imports.
 
     Up to 1.7 each plugin's table replaces the earlier one, from 2.0 on tables are merged key by key
-    (contracts hooks-and-runtimes.md §c.3; details by ``containerd config dump`` of 1.7 and 2.1). Raises `HostError` ``HST105`` for what containerd would not
-    start with, and for more files than anybody has.
+    (contracts hooks-and-runtimes.md §c.3; the details are those of ``containerd config dump``). Raises
+    `HostError` ``HST105`` for what containerd would not start with, and for more files than anybody has.
     """
     deep = numbers >= _FIRST_ENABLED
     merged: dict[str, Any] = {}
@@ -306,8 +306,10 @@ def _merge_tables(to: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, 
     merged = dict(to)
     for key, value in other.items():
         old = merged.get(key)
-        both = isinstance(old, dict) and isinstance(value, dict)
-        merged[key] = _merge_tables(old, value) if both else value
+        if isinstance(old, dict) and isinstance(value, dict):
+            merged[key] = _merge_tables(old, value)
+        else:
+            merged[key] = value
     return merged
 
 
@@ -369,7 +371,7 @@ def learn_nri(
     configured: Nri | None,
     timeout: float,
 ) -> None:
-    """Note whether NRI is on. No plugin is registered: the socket is connected to and closed.
+    """Note whether NRI is on. No plugin is registered: at most the socket is connected to and closed.
 
     plugins: of `introspect`; configured: of `learn_from_files`; each None if not known.
     """
@@ -387,13 +389,12 @@ def learn_nri(
         findings.learn("nri_validator", dict(configured.validator), configured.source)
         findings.learn("required_plugins", list(configured.required), configured.source)
     path = configured.socket if configured else DEFAULT_NRI_SOCKET
-    listener: sockets.Peer | None = None
-    refused = ""
+    listener: sockets.Peer | HostError
     try:
-        listener = sockets.peer(root, path, timeout)
+        listener = sockets.listener(root, path, pid, timeout)
     except HostError as error:
-        refused = error.message
-    if listener is not None and pid is not None and listener.pid == pid:
+        listener = error
+    if isinstance(listener, sockets.Peer) and pid is not None and listener.pid == pid:
         source = f"process {pid} listens at {path}"
         findings.learn("nri", "on", source)
         findings.learn("nri_socket", path, source)
@@ -402,24 +403,28 @@ def learn_nri(
             text_ = f"NRI is on, but {configured.source} disables it"
             findings.trouble(HostError("HST106", text_, "a restart of containerd would turn it off"))
     elif configured is not None:
-        _learn_configured(findings, configured, pid, listener, refused)
+        _learn_configured(findings, configured, pid, listener)
 
 
 def _learn_configured(
-    findings: Findings, configured: Nri, pid: int | None, listener: sockets.Peer | None, refused: str
+    findings: Findings, configured: Nri, pid: int | None, listener: sockets.Peer | HostError
 ) -> None:
     """The socket has not shown that NRI is on: what the configuration says, if the two agree."""
     until = f"{configured.source}, for the daemon started with it"
+    nobody = listener.message if isinstance(listener, HostError) and listener.code == "HST101" else ""
     if not configured.enabled:
-        findings.learn("nri", "off", f"{configured.source}; {refused}" if refused else until)
+        findings.learn("nri", "off", f"{configured.source}; {nobody}" if nobody else until)
         findings.learn("nri_connections", configured.connections, configured.source)
         return
     if not configured.connections:
         findings.learn("nri", "on", until)
         findings.learn("nri_connections", False, until)
         return
-    if listener is None:
-        why = refused
+    if isinstance(listener, HostError):
+        if not nobody:
+            findings.trouble(listener)  # it may well be on
+            return
+        why = nobody
     elif listener.pid is None or pid is None:
         source = f"{configured.source}; {configured.socket} accepts connections"
         findings.learn("nri", "on", source)

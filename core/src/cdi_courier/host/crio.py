@@ -126,9 +126,11 @@ def check_nri_socket(root: Root, findings: Findings, pid: int | None, timeout: f
     if findings.value("nri") != "on" or findings.value("nri_connections") is False or path is None:
         return
     try:
-        listener = sockets.peer(root, path, timeout)
+        listener = sockets.listener(root, path, pid, timeout)
     except HostError as error:
-        findings.trouble(HostError("HST106", f"CRI-O has NRI on, but {error.message}", error.hint))
+        if error.code == "HST101":
+            error = HostError("HST106", f"CRI-O has NRI on, but {error.message}", error.hint)
+        findings.trouble(error)
         return
     if pid is not None and listener.pid not in (None, pid):
         text_ = f"CRI-O has NRI on, but process {listener.pid}, which is not CRI-O, listens at {path}"

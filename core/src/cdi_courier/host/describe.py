@@ -18,7 +18,7 @@ TIMEOUT: Final = 10.0
 """Seconds for the whole description; on a usual host it takes half a second."""
 
 _SHOWN: Final = 300
-_START: Final = 0.8  # share of the time that the child may use for asking; the rest is its start and end
+_START: Final = 1.0  # seconds for the child's start and end, or half of the time if that is less
 # -P: what lies in the working directory is no module of ours.
 _COMMAND: Final = ("-P", "-m", "cdi_courier.host")
 _ENVIRONMENT: Final = {"GRPC_VERBOSITY": "NONE", "GRPC_ENABLE_FORK_SUPPORT": "0", "PYTHONUTF8": "1"}
@@ -27,14 +27,14 @@ _ENVIRONMENT: Final = {"GRPC_VERBOSITY": "NONE", "GRPC_ENABLE_FORK_SUPPORT": "0"
 def describe(settings: Settings, timeout: float = TIMEOUT, *, root: str = "") -> Host:
     """The container runtimes of this host, as they are now.
 
-    timeout: seconds for all of it; single questions are bounded by ``[probe] timeout``. root: the folder
-    that is the host's ``/``, for a host that is not this machine. Never raises: what could not be learnt is a
-    problem of the runtime or of the host.
+    timeout: seconds for all of it, one more if the machine is stuck; single questions are bounded by
+    ``[probe] timeout``. root: the folder that is the host's ``/``, for a host that is not this machine. Never
+    raises: what could not be learnt is a problem of the runtime or of the host.
     """
     request = {
         "root": root,
         "timeout": settings.probe.timeout,
-        "total": timeout * _START,
+        "total": max(timeout / 2, timeout - _START),
         "runtimes": {
             key: {"ignore": table.ignore, "endpoint": table.endpoint, "config": table.config}
             for key, table in settings.runtimes.items()

@@ -29,7 +29,7 @@ FACTS: Final[Mapping[str, str]] = {
     "imports": "list of patterns that containerd's main file imports, as written",
     "config_template": "path: of a distribution that generates the main file at start (k3s, rke2)",
     "distribution": "k3s | rke2 | k0s | microk8s: who brings the runtime and owns its configuration",
-    "handlers": "object: handler → {type, path}; path is the low-level runtime's, empty if looked up",
+    "handlers": "object: handler → {type, path}; the low-level runtime, looked up if it is no absolute path",
     "default_handler": "handler of a pod without RuntimeClass",
     "pod_annotations": "list of patterns of pod annotations that the default handler passes on (containerd)",
     "hooks_dirs": "list of directories watched for OCI hook JSON (CRI-O, Podman)",

@@ -30,6 +30,7 @@ INFO: Final = "podman info"
 DEFAULT_CONFIG: Final = "/etc/containers/containers.conf"
 DEFAULT_HOOKS_DIRS: Final = ("/usr/share/containers/oci/hooks.d",)
 
+_OVERRIDE_HOOKS_DIR: Final = "/etc/containers/oci/hooks.d"
 _FOLDERS: Final = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 _CGROUP_VERSIONS: Final = {"v1": 1, "v2": 2}
 _CGROUP_DRIVERS: Final = ("systemd", "cgroupfs")
@@ -100,7 +101,9 @@ def learn_from_files(root: Root, configured: str, home: str, findings: Findings)
     except HostError as error:
         findings.trouble(error)  # Podman fails likewise, so nothing is known
         return
-    findings.learn("hooks_dirs", hooks.value, hooks.source)
+    # An empty list, which nobody writes, means both standard folders to root, and none to others.
+    value = [*DEFAULT_HOOKS_DIRS, _OVERRIDE_HOOKS_DIR] if hooks.value == [] and not home else hooks.value
+    findings.learn("hooks_dirs", value, hooks.source)
     findings.learn("cdi_spec_dirs", specs.value, specs.source)
 
 

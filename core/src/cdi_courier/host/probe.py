@@ -75,6 +75,8 @@ def host(request: Request) -> Host:
         answer = answers[_name(candidate)]
         if isinstance(answer, _Imitation):
             podman_socket = candidate.path
+            if local is None and ask_podman:
+                local = _without_program(answer, candidate.path)
         elif isinstance(answer, HostError):
             if candidate.kind is not None and answer.code != _NOBODY:
                 findings = Findings()
@@ -101,8 +103,11 @@ def _name(candidate: Candidate) -> str:
     return f"the runtime at {candidate.path}"
 
 
+@frozen
 class _Imitation:
-    """A socket of Docker's API at which Podman answers; Podman itself is asked otherwise."""
+    """A socket of Docker's API at which a Podman of this version answers; its program tells more."""
+
+    version: str
 
 
 def _runtime(request: Request, candidate: Candidate) -> _Found | _Imitation:
@@ -222,13 +227,16 @@ def _docker(request: Request, candidate: Candidate, _: int | None, findings: Fin
     version, info = _taken(answers, "version", findings), _taken(answers, "info", findings)
     if version is not None:
         if version.podman:
-            return _Imitation()
+            return _Imitation(version.version)
         findings.version = version.version
     if info is not None:
         docker.learn_from_info(info, version, findings)
-    config = candidate.config or docker.DEFAULT_CONFIG
-    findings.learn("config", config, "[runtimes] config" if candidate.config else "where it lies by default")
-    findings.learn("config_exists", root.exists(config), config)
+    config, source = candidate.config, "[runtimes] config"
+    if not config and findings.value("rootless") is False:
+        config, source = docker.DEFAULT_CONFIG, "where it lies by default"
+    if config:
+        findings.learn("config", config, source)
+        findings.learn("config_exists", root.exists(config), config)
     return "docker"
 
 
@@ -273,6 +281,14 @@ def _podman(request: Request) -> Findings | None:
         findings.trouble(error)
     podman.learn_from_files(request.root, override.config, request.home, findings)
     cgroups.learn(request.root, None, findings)
+    return findings
+
+
+def _without_program(imitation: _Imitation, path: str) -> Findings:
+    findings = Findings()
+    findings.version = imitation.version
+    text_ = f"Podman answers at {path}, but its program is not here"
+    findings.trouble(HostError("HST107", text_, "nothing more than its version is known"))
     return findings
 
 

@@ -13,9 +13,10 @@ import stat
 import struct
 from typing import TYPE_CHECKING, Final
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from cdi_courier.errors import HostError
+from cdi_courier.host import listeners
 from cdi_courier.host.model import KINDS
 
 if TYPE_CHECKING:
@@ -100,15 +101,13 @@ def candidates(root: Root, overrides: Mapping[str, Override], runtime_dir: str =
         if identity in ignored:
             continue
         first = taken.setdefault(identity, candidate)
-        if first.kind is None and candidate.kind is not None:
-            # [runtimes."/path"] names a known socket: what is known of it holds.
-            taken[identity] = Candidate(
-                first.path,
-                candidate.kind,
-                first.key,
-                candidate.distribution,
-                first.config or candidate.config,
-            )
+        # Where [runtimes] names a known socket, what is known of it holds.
+        taken[identity] = evolve(
+            first,
+            kind=first.kind or candidate.kind,
+            distribution=first.distribution or candidate.distribution,
+            config=first.config or candidate.config,
+        )
     return list(taken.values())
 
 
@@ -141,6 +140,13 @@ def peer(root: Root, path: str, timeout: float) -> Peer:
         pid, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     # The kernel notes who called listen(): systemd does so for a service that it starts on demand.
     return Peer(pid, user) if pid > _INIT else Peer(None)
+
+
+def listener(root: Root, path: str, pid: int | None, timeout: float) -> Peer:
+    """As `peer`, but without connecting where the kernel can tell that `pid` listens there."""
+    if pid is not None and listeners.listens(root, path, pid):
+        return Peer(pid)
+    return peer(root, path, timeout)
 
 
 def connect(root: Root, path: str, timeout: float) -> socket.socket:
