@@ -27,6 +27,7 @@ _COMMANDS = {
     "config": ("config", "config"),
     "devices": ("devices", "devices"),
     "doctor": ("doctor", "doctor"),
+    "explain": ("explain", "explain"),
     "policy": ("policy", "policy"),
     "run": ("run", "run"),
     "validate": ("validate", "validate"),
