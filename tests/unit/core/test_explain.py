@@ -602,6 +602,14 @@ def test_a_problem_of_every_container_is_printed_once(run: Any) -> None:
     assert text.count("does nothing on a pod") == 1
 
 
+def test_the_same_loss_of_several_containers_is_one_row(run: Any) -> None:
+    """The row names both containers."""
+    _, text = run("-", stdin=pod({DOMAIN: "vendor.com/dev=group"}, "a", "b"))
+
+    assert text.count("NRI cannot add groups") == 1
+    assert "  a, b       containerd  fake (active)  additional group 44" in text
+
+
 def test_the_rule_to_paste_is_printed_as_lines(run: Any) -> None:
     """A refusal ends with TOML, which stands on lines of its own."""
     _, text = run("-", stdin=pod({DOMAIN: "nvidia.com/gpu=0"}, namespace="ml"))

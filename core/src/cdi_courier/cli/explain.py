@@ -88,20 +88,7 @@ def _lines(entry: dict[str, Any]) -> list[str]:
         ("CONTAINER", "EDIT", "SPEC FILE"),
         [(c["name"], edit["edit"], edit["file"]) for c in containers for edit in c["edits"]],
     )
-    lines += _table(
-        ("CONTAINER", "RUNTIME", "BACKEND", "CANNOT DELIVER", "BECAUSE"),
-        [
-            (
-                c["name"],
-                lost["runtime"],
-                lost["backend"] + " (active)" * lost["active"],
-                lost["edit"],
-                lost["reason"],
-            )
-            for c in containers
-            for lost in c["undeliverable"]
-        ],
-    )
+    lines += _table(("CONTAINER", "RUNTIME", "BACKEND", "CANNOT DELIVER", "BECAUSE"), _losses(containers))
     # What concerns every container is said once.
     common = [
         problem
@@ -136,6 +123,17 @@ def _requests(container: dict[str, Any]) -> Iterable[Sequence[str]]:
             device["rule"],
             device["file"] or "none",
         )
+
+
+def _losses(containers: Iterable[dict[str, Any]]) -> list[Sequence[str]]:
+    """What backends lose, the same loss of several containers in one row."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for container in containers:
+        for lost in container["undeliverable"]:
+            backend = lost["backend"] + " (active)" * lost["active"]
+            row = (lost["runtime"], backend, lost["edit"], lost["reason"])
+            rows.setdefault(row, []).append(container["name"])
+    return [(", ".join(dict.fromkeys(names)), *row) for row, names in rows.items()]
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
