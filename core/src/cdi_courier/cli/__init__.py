@@ -28,6 +28,7 @@ _COMMANDS = {
     "devices": ("devices", "devices"),
     "doctor": ("doctor", "doctor"),
     "install": ("install", "install"),
+    "explain": ("explain", "explain"),
     "policy": ("policy", "policy"),
     "run": ("run", "run"),
     "uninstall": ("uninstall", "uninstall"),
