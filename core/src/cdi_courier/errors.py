@@ -2,7 +2,8 @@
 
 Light module. It must not know who raises what: codes are chosen where the error arises and listed in
 docs/errors.md. Prefixes: ``SET`` settings, ``ANN`` annotations, ``POL`` policy, ``CDI`` spec files and
-names, ``NRI`` the NRI session, ``DLV`` delivery, ``HST`` the host, ``PLG`` plugins.
+names, ``NRI`` the NRI session, ``DLV`` delivery, ``HST`` the host, ``PLG`` plugins, ``GEN`` generated spec
+files.
 """
 
 from __future__ import annotations
@@ -58,6 +59,10 @@ class ProtocolError(CourierError):
 
 class HostError(CourierError):
     """The host lacks something needed, or something else holds it."""
+
+
+class GenerateError(CourierError):
+    """No spec file can be made from this host, or it cannot be written."""
 
 
 class PluginError(CourierError):

@@ -27,6 +27,7 @@ _COMMANDS = {
     "config": ("config", "config"),
     "devices": ("devices", "devices"),
     "doctor": ("doctor", "doctor"),
+    "generate": ("generate", "generate"),
     "policy": ("policy", "policy"),
     "run": ("run", "run"),
     "validate": ("validate", "validate"),
