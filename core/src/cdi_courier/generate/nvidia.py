@@ -205,14 +205,16 @@ def _libraries(root: Root, folders: Iterable[str], version: str) -> list[Mount]:
 
 
 def _firmware(root: Root, version: str) -> Iterator[Mount]:
-    # Where the kernel looks, in its order; the same file found later is not the one that is loaded.
+    # Where the kernel looks, in its order: of files with one name the first is the one that is loaded.
     release = os.uname().release
+    seen = set()
     for folder in (f"updates/{release}", "updates", release, "."):
         place = posixpath.normpath(f"{_FIRMWARE}/{folder}/nvidia/{version}")
         for name in root.names(place):
-            if name.startswith("gsp") and name.endswith(".bin"):
+            if name.startswith("gsp") and name.endswith(".bin") and name not in seen:
                 mount = _mount(root, place, name)
                 if mount is not None:
+                    seen.add(name)
                     yield mount
 
 

@@ -129,7 +129,10 @@ class Root:
             except (OSError, ValueError):
                 return None
             opened.append((name, descriptor))
-            if not stat.S_ISLNK(os.fstat(descriptor).st_mode) or not (follow or any(todo)):
+            mode = os.fstat(descriptor).st_mode
+            if not stat.S_ISLNK(mode) or not (follow or todo):
+                if todo and not stat.S_ISDIR(mode):
+                    return None
                 continue
             links += 1
             target = os.readlink("", dir_fd=descriptor)

@@ -91,7 +91,9 @@ def write(path: str, data: bytes) -> bool:
     try:
         if _content(path, len(data)) == data:
             return False
-        os.makedirs(folder, _FOLDER_MODE, exist_ok=True)
+        if not os.path.isdir(folder):
+            os.makedirs(folder, exist_ok=True)
+            os.chmod(folder, _FOLDER_MODE)
         # Not a name that runtimes read as a spec.
         descriptor, temporary = tempfile.mkstemp(".tmp", f".{name[:100]}.", folder)
         with os.fdopen(descriptor, "wb") as file:
