@@ -270,6 +270,23 @@ def test_links_out_of_the_root_bring_nothing_in(host: FakeHost, tmp_path: Path) 
     }
 
 
+@pytest.mark.parametrize("name", [b"\xff", b"a\nb", b"\x1b[2J"], ids=ascii)
+def test_names_that_cannot_be_written_are_left_out(host: FakeHost, name: bytes) -> None:
+    """A file or folder whose name is no text does not keep the rest from being generated."""
+    host.driver(VERSION)
+    place = os.fsencode(host.at("/opt")) + b"/" + name
+    os.makedirs(place)
+    with open(place + b"/libodd.so." + VERSION.encode(), "wb"):
+        pass
+    host.link("/usr/lib64", "/opt/" + os.fsdecode(name))
+    with open(os.fsencode(host.at(MULTIARCH)) + b"/lib" + name + b".so." + VERSION.encode(), "wb"):
+        pass
+    made = generate(host)
+
+    assert len(mounts(made)) == 4
+    assert write.to_bytes(made.spec, "generate nvidia")
+
+
 def test_both_machines_of_a_multiarch_host_are_mounted(host: FakeHost) -> None:
     """32-bit libraries of the same driver come along."""
     host.driver(VERSION)

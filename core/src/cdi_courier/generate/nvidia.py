@@ -244,7 +244,7 @@ def _mount(root: Root, folder: str, name: str) -> Mount | None:
     """A file as it is in a folder; what a link leads to is mounted in the link's place."""
     path = posixpath.join(folder, name)
     host_path = root.resolve(path)
-    if host_path is None or not _is_file(root, host_path) or not host_path.isprintable():
+    if host_path is None or not _is_file(root, host_path):
         return None
     return Mount(host_path, path, _FILE_OPTIONS)
 

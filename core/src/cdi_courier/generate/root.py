@@ -53,9 +53,9 @@ class Root:
             self._root = -1
 
     def resolve(self, path: str) -> str | None:
-        """The path without links, as the host has it; None if it leads nowhere."""
+        """The path without links, as the host has it; None if it leads nowhere, or is not printable."""
         with self._walk(path) as found:
-            return None if found is None else found[0]
+            return found[0] if found is not None and found[0].isprintable() else None
 
     def stat(self, path: str, *, follow: bool = True) -> os.stat_result | None:
         """What lies at `path`, or where a link there leads to; None if nothing."""
