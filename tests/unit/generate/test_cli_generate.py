@@ -16,6 +16,7 @@ from cdi_courier.errors import HostError, PluginError
 from cdi_courier.generate import write
 from cdi_courier.hookspecs import Generated, Generator
 from cdi_courier.plugins import Plugins
+from cdi_courier.settings import Settings
 from click.testing import CliRunner
 from support.fake_host import FakeHost, needs_nodes
 
@@ -151,6 +152,7 @@ def plugins(generate: Any) -> Plugins:
 
 def invoke(monkeypatch: pytest.MonkeyPatch, generate: Any, *arguments: str) -> Any:
     monkeypatch.setattr(command, "discover", lambda _: plugins(generate))
+    monkeypatch.setattr(command, "settings_of", lambda _: Settings())
     return CliRunner().invoke(command.generate, ["mine", "--dry-run", *arguments])
 
 

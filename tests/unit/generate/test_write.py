@@ -75,7 +75,8 @@ _words = st.sampled_from(
     ]
 )
 _text = st.one_of(
-    _words, st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1, max_size=12)
+    _words,
+    st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\x00"), min_size=1, max_size=12),
 )
 _paths = _text.map(lambda text: f"/{text}")
 _edits = st.builds(
