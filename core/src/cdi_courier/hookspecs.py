@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from cdi_courier.annotations import Dialect
+    from cdi_courier.cdi.model import Spec
     from cdi_courier.changes import ChangeSet
     from cdi_courier.choice import Choice
+    from cdi_courier.generate.root import Root
     from cdi_courier.host.model import Runtime
     from cdi_courier.injector import Injection, Injector
     from cdi_courier.settings import Settings
@@ -132,6 +134,37 @@ class Backend(Protocol):
         """
 
 
+@frozen
+class Generated:
+    """A CDI spec that a generator has made.
+
+    spec: its ``cdi_version`` does not matter, the lowest that fits is written.
+    source: what it was made from, a few words without a time, for the file's first line.
+    warnings: what the spec lacks and a person should know, one sentence each.
+    """
+
+    spec: Spec
+    source: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+@frozen
+class Generator:
+    """A maker of CDI specs, called as ``cdi-courier generate NAME``.
+
+    summary: for the command's help, a few words.
+    generate: the host's files and the mode → the spec; reads and never writes. The same host gives the same
+        spec, in the same order. Raises `cdi_courier.errors.CourierError` where there is nothing to make one
+        of.
+    modes: what `generate` may be asked for; the first is the default.
+    """
+
+    name: str
+    summary: str
+    generate: Callable[[Root, str], Generated]
+    modes: tuple[str, ...] = ("default",)
+
+
 @hookspec
 def cdi_courier_backend() -> Backend:  # type: ignore[empty-body]
     """Return the plugin's backend."""
@@ -140,3 +173,8 @@ def cdi_courier_backend() -> Backend:  # type: ignore[empty-body]
 @hookspec
 def cdi_courier_dialects() -> Iterable[Dialect]:  # type: ignore[empty-body]
     """Return annotation dialects, each under a name of its own."""
+
+
+@hookspec
+def cdi_courier_generators() -> Iterable[Generator]:  # type: ignore[empty-body]
+    """Return generators of CDI specs, each under a name of its own."""

@@ -6,15 +6,15 @@ A plugin that is broken, foreign or disabled is reported and skipped; its except
 from __future__ import annotations
 
 import importlib.metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pluggy
 from attrs import field, frozen
 
-from cdi_courier import dialects as built_in
-from cdi_courier import hookspecs
+from cdi_courier import dialects, generate, hookspecs
 from cdi_courier.annotations import Dialect
 from cdi_courier.errors import PluginError, quoted
+from cdi_courier.hookspecs import Generator
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 GROUP = hookspecs.PROJECT
 
+_Named = TypeVar("_Named", Dialect, Generator)
+_BUILT_IN = {"built-in": dialects, "built-in-generators": generate}
+
 
 @frozen
 class Plugins:
@@ -30,6 +33,7 @@ class Plugins:
 
     backends: Mapping[str, Backend] = field(factory=dict)
     dialects: Mapping[str, Dialect] = field(factory=dict)
+    generators: Mapping[str, Generator] = field(factory=dict)
     problems: Mapping[str, PluginError] = field(factory=dict)
     disabled: tuple[str, ...] = ()
 
@@ -40,7 +44,8 @@ def discover(
     """Load every entry point of the group except the `disabled` ones, which are never imported."""
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
-    manager.register(built_in, "built-in")
+    for name, module in _BUILT_IN.items():
+        manager.register(module, name)
     problems: dict[str, PluginError] = {}
     skipped = []
     if entry_points is None:
@@ -69,7 +74,6 @@ def _collect(
     manager: pluggy.PluginManager, problems: dict[str, PluginError], disabled: tuple[str, ...]
 ) -> Plugins:
     backends: dict[str, Backend] = {}
-    dialects: dict[str, Dialect] = {}
     # One call a plugin instead of one for all: pluggy would end the whole call at the first exception.
     for name, call in _implementations(manager, "cdi_courier_backend"):
         try:
@@ -85,24 +89,40 @@ def _collect(
                 backends[name] = backend
         except Exception as error:  # noqa: BLE001 - foreign code
             problems[name] = _broken(name, f"failed: {_words(error)}")
-    for name, call in _implementations(manager, "cdi_courier_dialects"):
+    return Plugins(
+        backends,
+        _named(manager, "cdi_courier_dialects", Dialect, problems),
+        _named(manager, "cdi_courier_generators", Generator, problems),
+        problems,
+        disabled,
+    )
+
+
+def _named(
+    manager: pluggy.PluginManager, hook: str, kind: type[_Named], problems: dict[str, PluginError]
+) -> dict[str, _Named]:
+    """What a hook that returns several things has found, by name; the first of a name keeps it."""
+    every: dict[str, _Named] = {}
+    for name, call in _implementations(manager, hook):
         try:
-            for dialect in tuple(call()):
-                if not isinstance(dialect, Dialect):
-                    problems[name] = _broken(name, f"offers {quoted(repr(dialect))}, which is no Dialect")
-                elif dialect.name in dialects:
-                    problems[name] = _broken(name, f"offers the dialect {dialect.name}, which exists already")
+            for item in tuple(call()):
+                if not isinstance(item, kind):
+                    what = f"{quoted(repr(item))}, which is no {kind.__name__}"
+                    problems[name] = _broken(name, f"offers {what}")
+                elif item.name in every:
+                    what = f"the {kind.__name__.lower()} {quoted(item.name)}"
+                    problems[name] = _broken(name, f"offers {what}, which exists already")
                 else:
-                    dialects[dialect.name] = dialect
+                    every[item.name] = item
         except Exception as error:  # noqa: BLE001 - foreign code
             problems[name] = _broken(name, f"failed: {_words(error)}")
-    return Plugins(backends, dialects, problems, disabled)
+    return every
 
 
 def _implementations(manager: pluggy.PluginManager, hook: str) -> list[tuple[str, Any]]:
     found = [(impl.plugin_name, impl.function) for impl in getattr(manager.hook, hook).get_hookimpls()]
     # The built-in ones first: a plugin cannot take their names.
-    return sorted(found, key=lambda item: (item[0] != "built-in", item[0]))
+    return sorted(found, key=lambda item: (item[0] not in _BUILT_IN, item[0]))
 
 
 def _broken(name: str, problem: str) -> PluginError:

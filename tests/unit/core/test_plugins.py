@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from cdi_courier.annotations import NVIDIA, Dialect, comma_list
-from cdi_courier.hookspecs import API_VERSION, hookimpl
+from cdi_courier.generate import BUILT_IN
+from cdi_courier.hookspecs import API_VERSION, Generator, hookimpl
 from cdi_courier.plugins import Plugins, discover
 
 
@@ -45,6 +46,11 @@ def dialect(name: str) -> ModuleType:
     return plugin(cdi_courier_dialects=lambda: made)
 
 
+def generator(name: str) -> ModuleType:
+    made = (Generator(name, "for a test", lambda *_: None),)  # type: ignore[arg-type,return-value]
+    return plugin(cdi_courier_generators=lambda: made)
+
+
 def found(*points: FakeEntryPoint, disabled: tuple[str, ...] = ()) -> Plugins:
     return discover(disabled, points)
 
@@ -74,6 +80,9 @@ def spec_mismatch() -> ModuleType:
         (plugin(cdi_courier_dialects=fails("hook")), "RuntimeError: hook"),
         (plugin(cdi_courier_dialects=lambda: 5), "TypeError"),
         (plugin(cdi_courier_dialects=lambda: ["text"]), "no Dialect"),
+        (plugin(cdi_courier_generators=fails("hook")), "RuntimeError: hook"),
+        (plugin(cdi_courier_generators=lambda: None), "TypeError"),
+        (plugin(cdi_courier_generators=lambda: [NVIDIA]), "no Generator"),
         (plugin(cdi_courier_unknown=lambda: None), "cdi_courier_unknown"),
         (spec_mismatch(), "unknown"),
     ],
@@ -91,6 +100,7 @@ def test_a_broken_plugin_is_reported_and_hurts_no_other(broken: Any, words: str)
     assert words in result.problems["bad"].message
     assert "\x1b" not in str(result.problems["bad"])
     assert set(result.dialects) == {"nvidia", "device-injector"}
+    assert set(result.generators) == {"nvidia"}
 
 
 def test_a_disabled_plugin_is_never_imported() -> None:
@@ -112,6 +122,34 @@ def test_a_plugin_may_bring_a_dialect() -> None:
     assert not result.problems
 
 
+def test_a_plugin_may_bring_a_generator() -> None:
+    """A generator under a name of its own is known beside the built-in one."""
+    result = found(FakeEntryPoint("x", generator("mine")))
+
+    assert set(result.generators) == {"nvidia", "mine"}
+    assert not result.problems
+
+
+@pytest.mark.parametrize("name", ["a", "zz", "built", "built-in-generator"])
+def test_a_built_in_generator_cannot_be_taken_over(name: str) -> None:
+    """A plugin that offers the generator nvidia is reported, whatever its entry point is called."""
+    result = found(FakeEntryPoint(name, generator("nvidia")))
+
+    assert result.generators["nvidia"] is BUILT_IN[0]
+    assert "exists already" in result.problems[name].message
+
+
+def test_one_plugin_may_bring_everything() -> None:
+    """A backend, a dialect and a generator of one plugin are all found."""
+    hooks = vars(backend("x")) | vars(dialect("mine")) | vars(generator("mine"))
+    module = ModuleType("fake")
+    vars(module).update({name: hook for name, hook in hooks.items() if name.startswith("cdi_courier_")})
+    result = found(FakeEntryPoint("x", module))
+
+    assert ("x" in result.backends, "mine" in result.dialects, "mine" in result.generators) == (True,) * 3
+    assert not result.problems
+
+
 @pytest.mark.parametrize("name", ["a", "zz", "built", "Built-in"])
 def test_a_built_in_dialect_cannot_be_taken_over(name: str) -> None:
     """A plugin that offers nvidia is reported, whatever its entry point is called."""
@@ -121,11 +159,12 @@ def test_a_built_in_dialect_cannot_be_taken_over(name: str) -> None:
     assert "exists already" in result.problems[name].message
 
 
-def test_a_plugin_cannot_pass_for_the_built_in_one() -> None:
-    """An entry point called built-in is reported and changes nothing."""
-    result = found(FakeEntryPoint("built-in", dialect("nvidia")))
+@pytest.mark.parametrize("name", ["built-in", "built-in-generators"])
+def test_a_plugin_cannot_pass_for_the_built_in_one(name: str) -> None:
+    """An entry point called as the built-in ones are is reported and changes nothing."""
+    result = found(FakeEntryPoint(name, dialect("nvidia")))
 
-    assert set(result.problems) == {"built-in"}
+    assert set(result.problems) == {name}
     assert set(result.dialects) == {"nvidia", "device-injector"}
     assert result.dialects["nvidia"] is NVIDIA
 

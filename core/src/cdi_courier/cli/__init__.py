@@ -29,6 +29,7 @@ _COMMANDS = {
     "doctor": ("doctor", "doctor"),
     "install": ("install", "install"),
     "explain": ("explain", "explain"),
+    "generate": ("generate", "generate"),
     "policy": ("policy", "policy"),
     "run": ("run", "run"),
     "uninstall": ("uninstall", "uninstall"),
