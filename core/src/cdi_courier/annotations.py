@@ -145,7 +145,7 @@ def names_in_value(key: str, value: str, parse: Callable[[str], list[str]], max_
             raise AnnotationError(
                 "ANN001",
                 f"annotation {quoted(key)}: {quoted(name)} is not a qualified CDI device name: {reason}",
-                "write VENDOR/CLASS=NAME, several separated by commas",
+                "write VENDOR/CLASS=NAME, for example management.nvidia.com/gpu=all",
                 annotation=key,
             )
     return names

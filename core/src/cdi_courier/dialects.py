@@ -26,18 +26,20 @@ def yaml_list(value: str) -> list[str]:
     """A YAML or JSON list of names; ``null`` and ``[]`` ask for nothing; anything else is ``ANN005``."""
     try:
         # Like the plugin it is compatible with, only the first document counts.
-        document = next(yaml.load_all(value, Loader=yaml.CBaseLoader), None)
+        document = next(yaml.compose_all(value, Loader=yaml.CSafeLoader), None)
     except UnicodeError:
         # An OCI config is JSON, which can hold half a surrogate pair; libyaml takes only what UTF-8 can say.
         raise AnnotationError("ANN005", f"{quoted(value)} is not Unicode text", _HINT) from None
     except (yaml.YAMLError, RecursionError) as error:
         problem = getattr(error, "problem", None) or "nested too deeply"
         raise AnnotationError("ANN005", f"{quoted(value)} is not YAML: {problem}", _HINT) from None
-    if document in ("", "~", "null", "Null", "NULL", None):
+    # Only a plain null is one: in quotes it is a string, and no list.
+    if document is None or document.tag == "tag:yaml.org,2002:null":
         return []
-    if not isinstance(document, list) or not all(isinstance(item, str) for item in document):
+    items = document.value if isinstance(document, yaml.SequenceNode) else None
+    if items is None or not all(isinstance(item, yaml.ScalarNode) for item in items):
         raise AnnotationError("ANN005", f"{quoted(value)} is not a list of strings", _HINT)
-    return document
+    return [item.value for item in items]
 
 
 _HINT = 'write a YAML list, for example ["vendor.com/class=name"]'

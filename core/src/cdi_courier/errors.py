@@ -61,6 +61,10 @@ class HostError(CourierError):
     """The host lacks something needed, or something else holds it."""
 
 
+class GenerateError(CourierError):
+    """No spec file can be made from this host, or it cannot be written."""
+
+
 class ManifestError(CourierError):
     """A file of Kubernetes manifests cannot be used."""
 

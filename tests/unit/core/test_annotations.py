@@ -293,7 +293,6 @@ def test_a_json_list_of_names_is_read_as_json_reads_it(names: list[str]) -> None
     assert found == names
 
 
-@pytest.mark.xfail(reason="a quoted scalar is taken for null: dialects.yaml_list does not see the quotes")
 @pytest.mark.parametrize("value", ['"null"', "'~'", '""', "!!str null"])
 def test_a_quoted_null_is_a_string_and_so_an_error(value: str) -> None:
     """Only a plain null asks for nothing; a string is no list (contracts nri-protocol.md section 17.1)."""
@@ -302,7 +301,6 @@ def test_a_quoted_null_is_a_string_and_so_an_error(value: str) -> None:
     assert error.code == "ANN005"
 
 
-@pytest.mark.xfail(reason="names_in_value gives the nvidia dialect's advice, whatever the dialect is")
 def test_advice_about_a_name_suits_the_dialect() -> None:
     """Who writes a YAML list is not told to separate names by commas."""
     error = refusal({NEW: "[gpu0]"}, families=INJECTOR)

@@ -21,7 +21,7 @@ def probe(path: str, timeout: float) -> str:
     """How the runtime that listens at `path` introduces itself, for a person.
 
     timeout: seconds for all of it. Raises `HostError` ``NRI005`` if nobody listens, `ProtocolError` as
-    `Session`, ``NRI009`` if no introduction comes in time.
+    `Session`, ``NRI009`` if no introduction comes in time, ``NRI010`` if the connection ends.
     """
     session = Session(NAME, INDEX)
     end = time.monotonic() + timeout
@@ -29,26 +29,33 @@ def probe(path: str, timeout: float) -> str:
         sock.settimeout(timeout)
         try:
             sock.connect(path)
-            sock.sendall(session.start())
-            while True:
-                sock.settimeout(max(0.001, end - time.monotonic()))
-                data = sock.recv(65536)
-                if not data:
-                    raise session.lost()
-                for event in session.receive(data):
-                    if isinstance(event, Configured):
-                        # Answered, so that the runtime does not wait for us; then closed.
-                        sock.sendall(session.outgoing())
-                        return _introduction(event)
+        except (OSError, ValueError) as error:
+            words = getattr(error, "strerror", None) or str(error)
+            raise HostError("NRI005", f"cannot connect to the NRI socket {quoted(path)}: {words}") from None
+        try:
+            return _introduction(_configured(sock, session, end))
         except TimeoutError:
             raise ProtocolError(
                 "NRI009",
                 f"nothing of NRI came from {quoted(path)} within {timeout:g} s",
                 "is it an NRI socket?",
             ) from None
-        except (OSError, ValueError) as error:
-            words = getattr(error, "strerror", None) or str(error)
-            raise HostError("NRI005", f"cannot connect to the NRI socket {quoted(path)}: {words}") from None
+        except OSError as error:
+            raise session.lost(f"the connection failed: {error.strerror}") from None
+
+
+def _configured(sock: socket.socket, session: Session, end: float) -> Configured:
+    sock.sendall(session.start())
+    while True:
+        sock.settimeout(max(0.001, end - time.monotonic()))
+        data = sock.recv(65536)
+        if not data:
+            raise session.lost()
+        for event in session.receive(data):
+            if isinstance(event, Configured):
+                # Answered, so that the runtime does not wait for us; then closed.
+                sock.sendall(session.outgoing())
+                return event
 
 
 def _introduction(event: Configured) -> str:
