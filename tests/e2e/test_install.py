@@ -15,12 +15,9 @@ from typing import Any
 import pytest
 from cdi_courier import changes
 from cdi_courier.cli import command
-from cdi_courier.cli import install as install_command
-from cdi_courier.hookspecs import Offer
-from cdi_courier.host.model import Fact, Host, Runtime
+from cdi_courier.host.model import Fact, Runtime
 from cdi_courier.settings import Settings
 from cdi_courier_nri import install
-from cdi_courier_nri.backend import NriBackend
 from click.testing import CliRunner, Result
 from support import containerd as containerd_module
 from support.containerd import SUITES_1_7, SUITES_2, Binaries
@@ -163,28 +160,8 @@ def listens(path: Path) -> bool:
     return True
 
 
-def described(lab: Lab) -> Host:
-    """The lab's containerd as a description would have it."""
-    facts = {
-        "nri": "on" if listens(lab.nri_socket) else "off",
-        "config": str(lab.containerd.config_file),
-    }
-    version = lab.cri.version().runtime_version
-    return Host(
-        (
-            Runtime(
-                "containerd",
-                "containerd",
-                version,
-                str(lab.containerd.socket),
-                {name: Fact(value, "the lab") for name, value in facts.items()},
-            ),
-        )
-    )
-
-
 def courier(lab: Lab, restart: str, *arguments: str) -> Result:
-    """Run the command in this process, where the description can be given to it."""
+    """Run the command in this process; the description and the choice are the real ones."""
     own = {"config": lab.containerd.config_file, "endpoint": lab.containerd.socket, "restart": restart}
     path = lab.settings({"runtimes": {"containerd": own}}, "install.toml")
     return CliRunner().invoke(command, ["--config", str(path), *arguments])
@@ -204,19 +181,6 @@ def files_of(lab: Lab) -> dict[str, tuple[int, bytes]]:
     }
 
 
-@pytest.fixture
-def glue(monkeypatch: pytest.MonkeyPatch, lab: Lab) -> None:
-    """The description, the choice and the offer, which are not what is tested here."""
-    monkeypatch.setattr(install_command, "_describe", lambda _: described(lab))
-    monkeypatch.setattr(install_command, "_recommended", lambda *_: "nri")
-    monkeypatch.setattr(NriBackend, "offer", lambda _, runtime, __: offered(runtime))
-
-
-def offered(runtime: Runtime) -> Offer:
-    return Offer("nri", "full", "nothing" if runtime.get("nri") == "on" else "restart", "a test")
-
-
-@pytest.mark.usefixtures("glue")
 def test_install_enables_nri_and_uninstall_disables_it_again(lab: Lab):
     """After --apply a pod gets its device over NRI; after uninstalling NRI is off and every byte is back."""
     before = files_of(lab)
@@ -245,7 +209,6 @@ def test_install_enables_nri_and_uninstall_disables_it_again(lab: Lab):
     assert not os.listdir(changes.FOLDER)
 
 
-@pytest.mark.usefixtures("glue")
 def test_what_containerd_does_not_start_with_is_taken_back(lab: Lab, monkeypatch: pytest.MonkeyPatch):
     """A runtime that fails to restart is restarted without what was written, and goes on serving pods."""
     before = files_of(lab)
