@@ -330,16 +330,15 @@ def _nri(document: Mapping[str, Any], version: int, numbers: _Numbers, source: s
     disabled = boolean("disable", numbers < _FIRST_ENABLED)
     if _NRI_TABLE in document[_DISABLED]:
         disabled = True
-    # Empty is as good as absent: NRI's own default is the same.
-    path = values.get("socket_path", "") or DEFAULT_NRI_SOCKET
-    if text(path) is None:
+    path = text(values.get("socket_path", ""))
+    if path is None:
         raise file.wrong(f"{_NRI_TABLE}.socket_path", "a string")
     rules = table(values, "default_validator") if numbers >= _FIRST_VALIDATOR else {}
     if rules.get("enable") is not True:
         rules = {}
     return Nri(
         enabled=not disabled,
-        socket=path,
+        socket=path or DEFAULT_NRI_SOCKET,
         connections=not boolean("disable_connections", False),
         validator={key: True for key, value in rules.items() if value is True},
         required=texts(rules.get("required_plugins")) or [],

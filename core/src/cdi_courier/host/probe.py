@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve, field, frozen
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _SHARE: Final = 0.4  # of the whole time, for one round of questions: there are two, and what is around them
 _NOBODY: Final = "HST101"
+_KUBELET: Final = "the kubelet's configuration"
+_PODMAN: Final = "Podman"
 
 
 @frozen
@@ -62,41 +64,37 @@ def host(request: Request) -> Host:
     questions: dict[str, Callable[[], Any]] = {
         _name(candidate): partial(_runtime, request, candidate) for candidate in candidates
     }
-    questions["the kubelet's configuration"] = lambda: kubelet.endpoint(request.root)
-    ask_podman = not request.overrides.get("podman", sockets.Override()).ignore
-    if ask_podman:
-        questions["podman"] = lambda: _podman(request)
+    questions[_KUBELET] = partial(kubelet.endpoint, request.root)
+    questions[_PODMAN] = partial(_podman, request)
     answers = together(questions, request.total)
-    endpoint = answers.pop("the kubelet's configuration")
-    local = answers.pop("podman", None)
-    found, problems = [], []
-    podman_socket = ""
+    found: list[_Found] = []
+    problems: list[str] = []
+    imitation = _Imitation("", "")
     for candidate in candidates:
         answer = answers[_name(candidate)]
-        if isinstance(answer, _Imitation):
-            podman_socket = candidate.path
-            if local is None and ask_podman:
-                local = _without_program(answer, candidate.path)
-        elif isinstance(answer, HostError):
-            if candidate.kind is not None and answer.code != _NOBODY:
-                findings = Findings()
-                findings.trouble(answer)
-                found.append(_Found(candidate, candidate.kind, findings))
-            else:
-                problems.append(str(answer))
+        if isinstance(answer, _Found):
+            found.append(answer)
+        elif isinstance(answer, _Imitation):
+            imitation = answer
+        elif candidate.kind is not None and answer.code != _NOBODY:
+            # Something is there, and hangs, is not understood, or may not be asked.
+            found.append(_Found(candidate, candidate.kind, _only(answer)))
         else:
-            found.append(cast("_Found", answer))
-    if isinstance(local, HostError):
-        findings = Findings()
-        findings.trouble(local)
-        found.append(_Found(sockets.Candidate(podman_socket, "podman"), "podman", findings))
-    elif local is not None:
-        found.append(_Found(sockets.Candidate(podman_socket, "podman"), "podman", local))
+            problems.append(str(answer))
+    podman_ = _podman_found(request, answers[_PODMAN], imitation)
+    found += [podman_] if podman_ is not None else []
+    endpoint = answers[_KUBELET]
     if isinstance(endpoint, HostError):
         problems.append(str(endpoint))
     elif endpoint is not None:
         _learn_kubelet(request.root, endpoint, found)
     return Host(_named(found, request.overrides), tuple(problems))
+
+
+def _only(error: HostError) -> Findings:
+    findings = Findings()
+    findings.trouble(error)
+    return findings
 
 
 def _name(candidate: Candidate) -> str:
@@ -107,6 +105,7 @@ def _name(candidate: Candidate) -> str:
 class _Imitation:
     """A socket of Docker's API at which a Podman of this version answers; its program tells more."""
 
+    path: str
     version: str
 
 
@@ -118,11 +117,11 @@ def _runtime(request: Request, candidate: Candidate) -> _Found | _Imitation:
     ask = {None: _unknown, "docker": _docker, "cri-o": _crio, "containerd": _containerd}.get(kind, _docker)
     findings = Findings()
     findings.learn("pid", peer.pid, f"who listens at {path}")
-    if peer.user is not None and kind in ("containerd", "cri-o"):
-        findings.learn("rootless", peer.user != 0, f"process {peer.pid} listens at {path}")
     answer = ask(request, candidate, peer.pid, findings)
     if isinstance(answer, _Imitation):
         return answer
+    if peer.user is not None and answer in ("containerd", "cri-o"):
+        findings.learn("rootless", peer.user != 0, f"user of process {peer.pid}, which listens at {path}")
     cgroups.learn(root, peer.pid, findings)
     return _Found(candidate, answer, findings)
 
@@ -227,7 +226,7 @@ def _docker(request: Request, candidate: Candidate, _: int | None, findings: Fin
     version, info = _taken(answers, "version", findings), _taken(answers, "info", findings)
     if version is not None:
         if version.podman:
-            return _Imitation(version.version)
+            return _Imitation(path, version.version)
         findings.version = version.version
     if info is not None:
         docker.learn_from_info(info, version, findings)
@@ -269,9 +268,9 @@ def _unknown(
 
 
 def _podman(request: Request) -> Findings | None:
-    """Podman, if it is installed. Raises `HostError` if it does not answer."""
+    """What Podman's program and files tell; None if it is not installed or to be left alone."""
     override = request.overrides.get("podman", sockets.Override())
-    program = podman.find(request.root)
+    program = "" if override.ignore else podman.find(request.root)
     if not program:
         return None
     findings = Findings()
@@ -284,12 +283,20 @@ def _podman(request: Request) -> Findings | None:
     return findings
 
 
-def _without_program(imitation: _Imitation, path: str) -> Findings:
-    findings = Findings()
-    findings.version = imitation.version
-    text_ = f"Podman answers at {path}, but its program is not here"
-    findings.trouble(HostError("HST107", text_, "nothing more than its version is known"))
-    return findings
+def _podman_found(
+    request: Request, answer: Findings | HostError | None, imitation: _Imitation
+) -> _Found | None:
+    """Podman with its socket, if there is one of the two."""
+    override = request.overrides.get("podman", sockets.Override())
+    if override.ignore or (answer is None and not imitation.path):
+        return None
+    if answer is None:
+        text_ = f"Podman answers at {imitation.path}, but its program is not here"
+        answer = _only(HostError("HST107", text_, "nothing more than its version is known"))
+        answer.version = imitation.version
+    elif isinstance(answer, HostError):
+        answer = _only(answer)
+    return _Found(sockets.Candidate(imitation.path, "podman"), "podman", answer)
 
 
 def _learn_kubelet(root: files.Root, endpoint: kubelet.Endpoint, found: list[_Found]) -> None:
