@@ -104,7 +104,7 @@ def shared_library(soname: str, bits: int = 64, order: str = "<", padding: int =
     wide = bits == 64
     header_size, program_size = (64, 56) if wide else (52, 32)
     address = 0x10000  # the segment's address is not its offset
-    at_dynamic = header_size + 2 * program_size + padding
+    at_dynamic = header_size + 3 * program_size + padding
     entry = struct.Struct(order + ("qQ" if wide else "iI"))
     at_strings = at_dynamic + 3 * entry.size
     end = at_strings + len(strings)
@@ -113,15 +113,16 @@ def shared_library(soname: str, bits: int = 64, order: str = "<", padding: int =
     ident = b"\x7fELF" + bytes([2 if wide else 1, 1 if order == "<" else 2, 1]) + bytes(9)
     word = "Q" if wide else "I"
     header = ident + struct.pack(
-        f"{order}HHI{word * 3}IHHHHHH", 3, 62, 1, 0, header_size, 0, 0, header_size, program_size, 2, 0, 0, 0
+        f"{order}HHI{word * 3}IHHHHHH", 3, 62, 1, 0, header_size, 0, 0, header_size, program_size, 3, 0, 0, 0
     )
 
-    def program(kind: int, offset: int, size: int) -> bytes:
+    def program(kind: int, offset: int, size: int, base: int = address) -> bytes:
         if wide:
-            return struct.pack(order + "IIQQQQQQ", kind, 4, offset, address + offset, 0, size, size, 8)
-        return struct.pack(order + "IIIIIIII", kind, offset, address + offset, 0, size, size, 4, 4)
+            return struct.pack(order + "IIQQQQQQ", kind, 4, offset, base + offset, 0, size, size, 8)
+        return struct.pack(order + "IIIIIIII", kind, offset, base + offset, 0, size, size, 4, 4)
 
-    programs = program(1, 0, end) + program(2, at_dynamic, 3 * entry.size)
+    # The first segment holds nothing that is looked for, as a real library's code.
+    programs = program(1, 0, end, 0x90000) + program(1, 0, end) + program(2, at_dynamic, 3 * entry.size)
     return header + programs + bytes(padding) + dynamic + strings
 
 

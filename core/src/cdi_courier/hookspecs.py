@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import pluggy
-from attrs import frozen
+from attrs import field, frozen, validators
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -150,8 +150,9 @@ class Generated:
 
 @frozen
 class Generator:
-    """A maker of CDI specs, called as ``cdi-courier generate NAME``.
+    """A maker of CDI specs, called as ``cdi-courier generate NAME``; raises ValueError if it could not be.
 
+    name: lower-case letters, digits and dashes; not ``alias``, which is a command of its own.
     summary: for the command's help, a few words.
     generate: the host's files and the mode → the spec; reads and never writes. The same host gives the same
         spec, in the same order. Raises `cdi_courier.errors.CourierError` where there is nothing to make one
@@ -159,10 +160,16 @@ class Generator:
     modes: what `generate` may be asked for; the first is the default.
     """
 
-    name: str
-    summary: str
+    name: str = field(validator=validators.matches_re("(?!alias$)[a-z0-9][a-z0-9-]*"))
+    summary: str = field(validator=validators.instance_of(str))
     generate: Callable[[Root, str], Generated]
-    modes: tuple[str, ...] = ("default",)
+    modes: tuple[str, ...] = field(
+        default=("default",),
+        validator=[
+            validators.min_len(1),
+            validators.deep_iterable(validators.instance_of(str), validators.instance_of(tuple)),
+        ],
+    )
 
 
 @hookspec

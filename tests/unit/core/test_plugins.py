@@ -83,6 +83,10 @@ def spec_mismatch() -> ModuleType:
         (plugin(cdi_courier_generators=fails("hook")), "RuntimeError: hook"),
         (plugin(cdi_courier_generators=lambda: None), "TypeError"),
         (plugin(cdi_courier_generators=lambda: [NVIDIA]), "no Generator"),
+        (plugin(cdi_courier_generators=lambda: [Generator("alias", "", fails(""))]), "ValueError"),
+        (plugin(cdi_courier_generators=lambda: [Generator("a b", "", fails(""))]), "ValueError"),
+        (plugin(cdi_courier_generators=lambda: [Generator("a", "", fails(""), ())]), "ValueError"),
+        (plugin(cdi_courier_generators=lambda: [Generator("a", "", fails(""), "ab")]), "TypeError"),  # type: ignore[arg-type]
         (plugin(cdi_courier_unknown=lambda: None), "cdi_courier_unknown"),
         (spec_mismatch(), "unknown"),
     ],

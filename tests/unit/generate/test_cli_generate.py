@@ -172,6 +172,27 @@ def test_a_plugins_generator_is_a_command(monkeypatch: pytest.MonkeyPatch) -> No
     assert "PLG001" in done.output
 
 
+def test_the_help_lists_every_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Built-in ones, plugins' and alias are commands, and each has a line."""
+    monkeypatch.setattr(command, "discover", lambda _: plugins(_fails))
+    monkeypatch.setattr(command, "settings_of", lambda _: Settings())
+    done = CliRunner().invoke(command.generate, ["--help"])
+
+    assert done.exit_code == 0
+    for line in ("alias", "nvidia", "mine"):
+        assert f"\n  {line} " in done.output
+
+
+def test_broken_settings_do_not_hide_what_is_built_in(tmp_path: Path) -> None:
+    """The help, and the built-in generators, need no settings."""
+    (tmp_path / "config.toml").write_text("broken")
+    options = ("--config", tmp_path / "config.toml", "generate")
+    host = FakeHost(tmp_path / "root")
+
+    assert "nvidia" in courier(*options, "--help").stdout
+    assert "GEN002" in courier(*options, "nvidia", "--root", host.root, code=1).stderr
+
+
 def _fails(*_: Any) -> Generated:
     raise RuntimeError("their\x1b fault")
 

@@ -416,6 +416,15 @@ def test_without_the_hook_libraries_are_mounted_under_their_sonames(host: FakeHo
     assert MULTIARCH in warning
 
 
+def test_a_soname_takes_no_other_librarys_place(host: FakeHost) -> None:
+    """Where a library's SONAME is another one's file name, the file of that name is mounted there."""
+    host.driver(VERSION)
+    host.library(f"{MULTIARCH}/libnvidia-odd.so.{VERSION}", f"libcuda.so.{VERSION}")
+    path = f"{MULTIARCH}/libcuda.so.{VERSION}"
+
+    assert mounts(generate(host))[path] == path
+
+
 @pytest.mark.parametrize("name", ["nvidiactl", "nvidia-uvm"])
 def test_a_node_that_is_made_later_is_warned_of(host: FakeHost, name: str) -> None:
     """A host whose driver has not made all nodes yet gets its spec, and a warning that names the node."""

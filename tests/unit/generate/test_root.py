@@ -71,6 +71,19 @@ def test_links_that_go_round_lead_nowhere(host: FakeHost, root: Root) -> None:
     assert [root.resolve(path) for path in ("/a", "/b", "/self")] == [None] * 3
 
 
+@pytest.mark.parametrize(("links", "found"), [(40, "/end"), (41, None)])
+def test_as_many_links_are_followed_as_the_kernel_follows(
+    host: FakeHost, root: Root, links: int, found: str | None
+) -> None:
+    """A chain of 40 links leads to its end, and one of 41 nowhere."""
+    host.file("/end")
+    for number in range(links):
+        host.link(f"/{number}", f"{number + 1}" if number + 1 < links else "end")
+
+    assert root.resolve("/0") == found
+    assert (kernels_answer(host.root, "/0") is None) == (found is None)
+
+
 def test_only_regular_files_are_read(host: FakeHost, root: Root) -> None:
     """A FIFO, which would block, a socket and a folder have no reader."""
     os.mkfifo(host.at("/fifo"))

@@ -136,8 +136,10 @@ def test_the_version_is_the_lowest_that_fits(edits: ContainerEdits, version: str
         with_edits(ContainerEdits(env=("A",))),
         with_edits(ContainerEdits(env=("A=\udc80",))),
         with_edits(ContainerEdits(hooks=(Hook("never", "/x"),))),
+        with_edits(ContainerEdits(device_nodes=(DeviceNode("/dev/x", major=True),))),
+        with_edits(ContainerEdits(mounts=(Mount("/x", "/x", "ro"),))),  # type: ignore[arg-type]
     ],
-    ids=["no-device", "kind", "env", "no-unicode", "hook"],
+    ids=["no-device", "kind", "env", "no-unicode", "hook", "no-number", "no-list"],
 )
 def test_what_is_not_valid_is_not_written(spec: Spec) -> None:
     """A spec that no runtime would load is GEN006."""
