@@ -51,7 +51,7 @@ def run(settings: Settings, backend: str | None = None) -> int:
         watch = Watch(
             settings,
             plugins,
-            lambda: describe(settings, settings.probe.timeout),
+            lambda: describe(settings),
             lambda: _reconsider(servers),
         )
         servers.update(_servers(settings, plugins, watch))

@@ -36,7 +36,7 @@ def doctor(context: click.Context, as_json: bool, probe: bool) -> None:
     """
     settings = settings_of(context)
     plugins = discover(settings.backends.disabled)
-    host = describe(settings, settings.probe.timeout)
+    host = describe(settings)
     choices = choice.choose_all(plugins, host.runtimes, settings)
     problems = list(host.problems)
     try:

@@ -45,7 +45,7 @@ def explain(context: click.Context, as_json: bool, diff: bool, namespace: str, m
     except ManifestError as error:
         click.echo(f"cdi-courier: {error}", err=True)
         context.exit(UNUSABLE)
-    host = describe(settings, settings.probe.timeout)
+    host = describe(settings)
     found = explanations.report(
         (manifests.in_namespace(template, namespace) for template in templates),
         injector,

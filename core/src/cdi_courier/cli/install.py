@@ -136,7 +136,7 @@ def _not_restarted(command: str, how: str) -> HostError:
 def _describe(settings: Settings) -> Host:
     from cdi_courier.host.describe import describe
 
-    return describe(settings, settings.probe.timeout)
+    return describe(settings)
 
 
 def _recommended(plugins: Plugins, runtime: Runtime, settings: Settings) -> str | None:
