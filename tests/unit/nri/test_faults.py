@@ -665,7 +665,8 @@ def test_two_hundred_restarts_leave_nothing_behind(path: str) -> None:
                 assert served(runtime, f"c{number}") == [f"vendor.com/class=c{number}"]
         wait_until(lambda: plugin.states[-1][0] == "waiting", "the last session is over")
         assert threading.active_count() == threads
-        assert descriptors() == before
+        # It goes on trying to connect: for a moment each time it has a socket.
+        wait_until(lambda: descriptors() == before, "the same descriptors as before")
         assert plugin.connection.sessions == 201
         assert plugin.connection.containers == 200
 
