@@ -53,13 +53,14 @@ def install(lab: Lab) -> Path:
 
 
 def plugins(lab: Lab) -> list[int]:
-    """Processes that are the plugin, not what else the lab runs."""
+    """Processes that are the plugin, not what else the lab runs, nor the plugin's look at the host."""
 
     def is_plugin(pid: int) -> bool:
         try:
-            return b"cdi_courier" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            line = Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
             return False
+        return b"cdi_courier" in line and b"cdi_courier.host" not in line
 
     return [pid for pid in host.processes_of(lab.root) if is_plugin(pid)]
 
