@@ -67,7 +67,7 @@ def compile_table(place: str) -> Compiled:
     sources = table.settings_sources(place)
     before = table.look(sources)
     settings = load_settings(place)
-    injector = make_injector(settings, _plugins(settings))
+    injector = injector_of(settings)
     spec_sources: list[table.Source] = [(path, EXTENSIONS) for path in injector.registry.dirs]
     specs_before = table.look(spec_sources)
     snapshot = injector.registry.snapshot()
@@ -112,12 +112,15 @@ def write(compiled: Compiled, path: str) -> None:
         raise
 
 
-def _plugins(settings: Settings) -> Plugins:
-    """What offers the dialects. Plugins are loaded only for theirs: some take long."""
+def injector_of(settings: Settings) -> Injector:
+    """The pipeline with these settings. Plugins are loaded only for their dialects: some take long.
+
+    Raises `SettingsError` ``SET005``.
+    """
     built_in = {dialect.name: dialect for dialect in dialects.cdi_courier_dialects()}
     if built_in.keys() >= set(settings.annotations.dialects):
-        return Plugins(dialects=built_in)
-    return discover(settings.backends.disabled)
+        return make_injector(settings, Plugins(dialects=built_in))
+    return make_injector(settings, discover(settings.backends.disabled))
 
 
 def _document(

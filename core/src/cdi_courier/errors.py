@@ -2,8 +2,8 @@
 
 Light module. It must not know who raises what: codes are chosen where the error arises and listed in
 docs/errors.md. Prefixes: ``SET`` settings, ``ANN`` annotations, ``POL`` policy, ``CDI`` spec files and
-names, ``NRI`` the NRI session and its setup, ``DLV`` delivery, ``HOK`` hooks and wrappers, ``HST`` the host, ``PLG``
-plugins, ``CHG`` changes to files.
+names, ``NRI`` the NRI session and its setup, ``HOK`` hooks and wrappers, ``DLV`` delivery, ``HST`` the host,
+``PLG`` plugins, ``CHG`` changes to files.
 """
 
 from __future__ import annotations
