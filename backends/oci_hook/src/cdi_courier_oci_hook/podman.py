@@ -102,12 +102,16 @@ def _hook(settings: Settings, families: Sequence[KeyFamily]) -> bytes:
         origin="local",
     )
     script = precreate.command(installed, _package_path())
+    # The program itself: a link of a virtual environment or a version manager's shim costs more.
+    program = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+    told = "journalctl -t cdi-courier" if settings.oci_hook.log == "journal" else settings.oci_hook.log
     document = {
         "version": "1.0.0",
         "hook": {
-            # The program itself: a link of a virtual environment or a version manager's shim costs more.
-            "path": os.path.realpath(getattr(sys, "_base_executable", sys.executable)),
-            "args": ["python3", "-I", "-S", "-c", script],
+            "path": program,
+            # When the hook refuses a container, Podman prints these and nothing that the hook says. The
+            # last is for whoever reads that.
+            "args": [program, "-I", "-S", "-c", script, f"the cause is in: {told}"],
             "env": list(_ENVIRONMENT),
             "timeout": settings.oci_hook.timeout,
         },
@@ -127,7 +131,7 @@ def _drop_in(hooks_dirs: Sequence[str]) -> bytes:
 
 def _notes(families: Sequence[KeyFamily]) -> Iterator[str]:
     yield f"containers are edited when they start, if annotated with {' or '.join(_keys(families))}"
-    yield "install again after a change of [annotations] or [oci_hook], of Podman's hooks_dir, or of our place"
+    yield "install again after a change of [annotations] or [oci_hook], of hooks_dir, or of our place"
 
 
 def _keys(families: Sequence[KeyFamily]) -> list[str]:
