@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from cdi_courier.annotations import requested_devices
 from cdi_courier.errors import CdiError, CourierError, PolicyDenied
-from cdi_courier.oci import apply_edits
+from cdi_courier.oci import apply_edits, has_user_namespace
 from cdi_courier.policy import require
 from cdi_courier.request import ContainerRequest
 
@@ -62,9 +62,10 @@ def request_of(
     return ContainerRequest(annotations, namespace=namespace, pod=pod, container=container, origin=origin)
 
 
-def edit(config: Json, request: ContainerRequest, table: Table) -> Edited | None:
+def edit(config: Json, request: ContainerRequest, table: Table, *, nested: bool = False) -> Edited | None:
     """The config with what `request` asks for; None if it asks for nothing. `config` is not changed.
 
+    nested: as in `put_in`.
     Raises `SlowPath` where the table cannot tell, and as the full pipeline does: `AnnotationError`,
     `PolicyDenied` unless the settings say to skip, `CdiError` ``CDI017`` and ``CDI018``.
     """
@@ -88,11 +89,15 @@ def edit(config: Json, request: ContainerRequest, table: Table) -> Edited | None
     edits = table.resolve(requested)
     if edits is None:
         raise SlowPath
-    return put_in(config, requested, edits)
+    return put_in(config, requested, edits, nested=nested)
 
 
-def put_in(config: Json, names: Iterable[str], edits: Json) -> Edited:
+def put_in(config: Json, names: Iterable[str], edits: Json, *, nested: bool = False) -> Edited:
     """The config with merged `edits` applied and the marker that says so.
+
+    nested: the engine itself runs in a user namespace, such as a rootless one. There, and for containers
+    with a user namespace of their own, nodes cannot be made: OCI runtimes bind-mount the host's node of the
+    same path, so one of another path becomes a bind mount.
 
     A hook that the config has already, to the letter, is not added: the engine may have injected the device
     itself. Everything else in edits replaces its like. Raises `CdiError` ``CDI017``, ``CDI018``.
@@ -101,12 +106,37 @@ def put_in(config: Json, names: Iterable[str], edits: Json) -> Edited:
     wanted = edits.get("hooks")
     if wanted:
         edits = {**edits, "hooks": [hook for hook in wanted if not _has_hook(config, hook)]}
-    return Edited(_marked(apply_edits(config, edits), "injected:" + ",".join(names)), names)
+    edited = apply_edits(config, edits)
+    if nested or has_user_namespace(edited):
+        _bind_nodes(edited, edits.get("deviceNodes") or [])
+    return Edited(_marked(edited, "injected:" + ",".join(names)), names)
 
 
 def skip(config: Json, error: CourierError) -> Edited:
     """The config without devices, because the settings say so, and with the marker that says why."""
     return Edited(_marked({**config}, f"skipped:{error.code}"), (), error)
+
+
+def _bind_nodes(config: Json, nodes: Iterable[Json]) -> None:
+    """Turn nodes whose path on the host is another into bind mounts; what their cgroup rules allow stays."""
+    bound = {
+        node["path"]: node["hostPath"] for node in nodes if node.get("hostPath", node["path"]) != node["path"]
+    }
+    if not bound:
+        return
+    linux = config["linux"]
+    linux["devices"] = [device for device in linux["devices"] if device.get("path") not in bound]
+    mounts = [
+        {
+            "hostPath": source,
+            "containerPath": path,
+            "type": "bind",
+            "options": ["bind", "rw", "nosuid", "noexec"],
+        }
+        for path, source in bound.items()
+    ]
+    # Alone with the mounts, or a node would have its owners mapped, which its file system may not allow.
+    config["mounts"] = apply_edits({"mounts": config.get("mounts")}, {"mounts": mounts})["mounts"]
 
 
 def _misshapen(what: str) -> CdiError:

@@ -145,7 +145,7 @@ def place(state_dir: str) -> str:
 
     A rootless engine runs hooks as root of a user namespace and without an environment.
     """
-    owner = _outer_uid()
+    owner = outer_uid()
     if owner is not None:
         folder = f"/run/user/{owner}"
         try:
@@ -156,8 +156,8 @@ def place(state_dir: str) -> str:
     return f"{state_dir}/{NAME}"
 
 
-def _outer_uid() -> int | None:
-    """Who this namespace's root is outside; None in the initial namespace, or where nothing tells."""
+def outer_uid() -> int | None:
+    """Who this user namespace's root is outside; None in the initial one, or where nothing tells."""
     try:
         with open("/proc/self/uid_map", encoding="utf-8") as file:
             first, outside, length = map(int, file.readline().split())

@@ -238,3 +238,35 @@ def test_the_marker_takes_the_place_of_a_forged_one(files: Any) -> None:
 
     assert edited is not None
     assert edited.config["annotations"][STATUS_ANNOTATION] == "injected:v.com/c=a"
+
+
+OTHER = {"path": "/dev/demo0", "hostPath": "/dev/null"}
+SAME = {"path": "/dev/zero"}
+OWN_NAMESPACE = {"linux": {"namespaces": [{"type": "user"}]}}
+
+
+@pytest.mark.parametrize(
+    ("nested", "own", "bound"),
+    [(False, {}, False), (True, {}, True), (False, OWN_NAMESPACE, True)],
+    ids=["initial", "rootless", "container-of-its-own"],
+)
+def test_in_a_user_namespace_a_node_of_another_path_is_bound(
+    files: Any, nested: bool, own: dict[str, Any], bound: bool
+) -> None:
+    """OCI runtimes bind the host's node of the same path there; the cgroup's permission stays in any case."""
+    files.spec("n.json", {"n": {"deviceNodes": [OTHER, SAME]}}, kind="n.com/c")
+    config = ask("n.com/c=n", **own)
+
+    edited = editing.edit(config, editing.request_of(config, "local"), a_table(files), nested=nested)
+
+    assert edited is not None
+    linux = edited.config["linux"]
+    mount = {
+        "destination": "/dev/demo0",
+        "source": "/dev/null",
+        "type": "bind",
+        "options": ["bind", "rw", "nosuid", "noexec"],
+    }
+    assert edited.config.get("mounts", []) == ([mount] if bound else [])
+    assert [device["path"] for device in linux["devices"]] == ["/dev/demo0"] * (not bound) + ["/dev/zero"]
+    assert [rule["minor"] for rule in linux["resources"]["devices"]] == [3, 5]

@@ -176,11 +176,11 @@ def later(private: Path) -> str:
 
 def test_a_later_file_that_replaces_the_list_is_named(private: Path) -> None:
     """Before anything is written, and also if it came after the installation."""
-    with pytest.raises(CourierError, match="HOK102.*95-other"):
+    with pytest.raises(CourierError, match=r"HOK102.*95-other"):
         plan(host(["/opt/hooks.d"], later(private)))
 
     write(plan(host()))
-    with pytest.raises(CourierError, match="HOK102.*/srv/containers.conf"):
+    with pytest.raises(CourierError, match=r"HOK102.*/srv/containers\.conf"):
         plan(host(["/opt/hooks.d"], "/srv/containers.conf"))
 
 
@@ -200,17 +200,17 @@ def test_a_podman_whose_files_cannot_be_read_is_not_touched() -> None:
     """The list that would have to be repeated is not known."""
     runtime = Runtime("podman", "podman", "4.3.1", problems=("HST105: containers.conf is not TOML",))
 
-    with pytest.raises(CourierError, match="HOK101.*not TOML"):
+    with pytest.raises(CourierError, match=r"HOK101.*not TOML"):
         plan(runtime)
 
 
 def test_a_rootless_user_is_told_to_install_as_root() -> None:
     """One installation serves all users."""
-    with pytest.raises(CourierError, match="HOK103"):
+    with pytest.raises(CourierError, match=r"HOK103"):
         plan(host(rootless=True))
 
 
 def test_other_runtimes_cannot_be_installed_for_yet() -> None:
     """Their offers say so, and so does the plan."""
-    with pytest.raises(DeliveryError, match="DLV002.*not built yet"):
+    with pytest.raises(DeliveryError, match=r"DLV002.*not built yet"):
         plan(Runtime("docker", "docker"))

@@ -216,7 +216,7 @@ def test_outside_of_user_namespaces_the_table_lies_in_the_state_directory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The initial namespace's root has no runtime folder to look for."""
-    monkeypatch.setattr(table, "_outer_uid", lambda: None)
+    monkeypatch.setattr(table, "outer_uid", lambda: None)
 
     assert table.place("/run/x") == "/run/x/table.json"
 
@@ -224,7 +224,7 @@ def test_outside_of_user_namespaces_the_table_lies_in_the_state_directory(
 def test_a_rootless_user_has_a_table_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """In a user namespace it lies in the runtime folder of the user outside, if that is theirs."""
     stat = os.stat
-    monkeypatch.setattr(table, "_outer_uid", lambda: 1000)
+    monkeypatch.setattr(table, "outer_uid", lambda: 1000)
     monkeypatch.setattr(table.os, "stat", lambda path: stat(tmp_path if path == "/run/user/1000" else path))
 
     assert table.place("/run/x") == "/run/user/1000/cdi-courier/table.json"
@@ -234,6 +234,6 @@ def test_a_user_namespace_without_a_runtime_folder_uses_the_state_directory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The root of a system container is nobody's user outside."""
-    monkeypatch.setattr(table, "_outer_uid", lambda: 4_000_000_000)
+    monkeypatch.setattr(table, "outer_uid", lambda: 4_000_000_000)
 
     assert table.place("/run/x") == "/run/x/table.json"

@@ -87,7 +87,7 @@ def answer(data: bytes, installed: Installed) -> bytes:
     if known is not None:
         installed.log = known.log
         try:
-            edited = editing.edit(config, request, known)
+            edited = editing.edit(config, request, known, nested=table.outer_uid() is not None)
         except (editing.SlowPath, TypeError, KeyError, IndexError, ValueError, AttributeError):
             pass  # also for a table that is not what it says; the full pipeline makes another
         else:

@@ -41,7 +41,8 @@ def answer(data: bytes, installed: Installed) -> bytes:
     if result is None:
         return data
     if isinstance(result, Injection):
-        edited = editing.put_in(config, result.names, edits_to_dict(result.edits))
+        nested = table.outer_uid() is not None
+        edited = editing.put_in(config, result.names, edits_to_dict(result.edits), nested=nested)
     else:
         edited = editing.skip(config, result.error)
     return precreate.render(edited, installed)
