@@ -55,7 +55,7 @@ def configure(host: PodmanHost, more: str = "") -> None:
     )
 
 
-def write_spec(host: PodmanHost, env: dict[str, str], *, hook: bool = True) -> None:
+def write_spec(host: PodmanHost, env: dict[str, str], *, hook: bool = True, node: str = str(FUSE)) -> None:
     """A device with everything that Podman can show: env, node, mount and, if wanted, a hook of the host."""
     touch = {
         "hookName": "createRuntime",
@@ -65,7 +65,7 @@ def write_spec(host: PodmanHost, env: dict[str, str], *, hook: bool = True) -> N
     }
     edits = {
         "env": [f"{name}={value}" for name, value in env.items()],
-        "deviceNodes": [{"path": "/dev/demo0", "hostPath": str(FUSE)}],
+        "deviceNodes": [{"path": "/dev/demo0", "hostPath": node}],
         "mounts": [
             {"hostPath": f"{host.root}/shared", "containerPath": "/opt/demo", "options": ["bind", "ro"]}
         ],
@@ -234,7 +234,7 @@ def test_uninstall_puts_every_byte_back(host: PodmanHost) -> None:
 
 def test_a_rootless_user_is_served_by_root_s_installation(host: PodmanHost) -> None:
     """In a user namespace: root's spec files count, and the table is the user's own."""
-    write_spec(host, {"A": "1"}, hook=False)
+    write_spec(host, {"A": "1"}, hook=False, node="/dev/null")  # which everybody may open
     install(host)
 
     first = host.container(LOOK, {KEY: DEVICE}, user=USER)
@@ -244,6 +244,7 @@ def test_a_rootless_user_is_served_by_root_s_installation(host: PodmanHost) -> N
         assert done.returncode == 0, done.stderr
         assert "A=1" in done.stdout.splitlines()
         assert "hello from the host" in done.stdout.splitlines()
+        assert "opened" in done.stdout.splitlines()
     table = host.path(f"/run/user/{USER}/cdi-courier/table.json")
     assert table.stat().st_uid == USER
     assert not (host.root / "state/table.json").exists()

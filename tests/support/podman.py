@@ -42,6 +42,8 @@ mkdir -m 0700 /run/user/{user} {root}/own/home
 chown {user}:{user} /run/user/{user} {root}/own/home
 echo 'guest:x:{user}:{user}::{root}/own/home:/bin/sh' >> /etc/passwd
 mv {root}/podman /usr/local/sbin/podman
+# By name: conmon has Podman clean up after a container, and does not tell it where conmon is.
+ln -s {conmon} /usr/local/sbin/conmon
 # A shared root is what systemd makes of it.
 mount --make-rshared /
 touch {root}/ready
@@ -76,13 +78,13 @@ class PodmanHost:
             "#!/bin/sh\n"
             f"[ $(id -u) = 0 ] && s={self.root}/root || s={self.root}/own/home\n"
             f"exec {self._podman} --root $s/s --runroot $s/r --tmpdir $s/t --storage-driver vfs "
-            f"--conmon {self._conmon} --runtime {self._runc} --cgroup-manager cgroupfs "
+            f"--runtime {self._runc} --cgroup-manager cgroupfs "
             '--events-backend none "$@"\n'
         )
         script.chmod(0o755)
         self._make_rootfs(self.root / "rootfs", 0)
         self._make_rootfs(self.root / "rootfs-of-user", USER)
-        setup = _SETUP.format(root=self.root, user=USER)
+        setup = _SETUP.format(root=self.root, user=USER, conmon=self._conmon)
         log = (self.root / "setup.log").open("wb")
         with log:
             self._process = subprocess.Popen(
