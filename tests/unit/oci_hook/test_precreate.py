@@ -291,7 +291,8 @@ ALL_EDITS = {
     "netDevices": [],
 }
 
-_leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
+_numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+_leaves = st.none() | st.booleans() | _numbers | st.text(max_size=3)
 _json = st.recursive(
     _leaves,
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
