@@ -107,8 +107,9 @@ def put_in(config: Json, names: Iterable[str], edits: Json, *, nested: bool = Fa
     if wanted:
         edits = {**edits, "hooks": [hook for hook in wanted if not _has_hook(config, hook)]}
     edited = apply_edits(config, edits)
-    if nested or has_user_namespace(edited):
-        _bind_nodes(edited, edits.get("deviceNodes") or [])
+    bound = _of_another_path(edits.get("deviceNodes") or [])
+    if bound and (nested or has_user_namespace(edited)):
+        _bind_nodes(edited, bound)
     return Edited(_marked(edited, "injected:" + ",".join(names)), names)
 
 
@@ -117,13 +118,14 @@ def skip(config: Json, error: CourierError) -> Edited:
     return Edited(_marked({**config}, f"skipped:{error.code}"), (), error)
 
 
-def _bind_nodes(config: Json, nodes: Iterable[Json]) -> None:
-    """Turn nodes whose path on the host is another into bind mounts; what their cgroup rules allow stays."""
-    bound = {
-        node["path"]: node["hostPath"] for node in nodes if node.get("hostPath", node["path"]) != node["path"]
-    }
-    if not bound:
-        return
+def _of_another_path(nodes: Iterable[Json]) -> dict[str, str]:
+    """Path → path on the host, of nodes whose two differ; of several with one path the last counts."""
+    every = {node["path"]: node.get("hostPath") or node["path"] for node in nodes}
+    return {path: host_path for path, host_path in every.items() if host_path != path}
+
+
+def _bind_nodes(config: Json, bound: dict[str, str]) -> None:
+    """Turn these nodes into bind mounts; what their cgroup rules allow stays."""
     linux = config["linux"]
     linux["devices"] = [device for device in linux["devices"] if device.get("path") not in bound]
     mounts = [

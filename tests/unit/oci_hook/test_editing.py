@@ -241,6 +241,11 @@ def test_the_marker_takes_the_place_of_a_forged_one(files: Any) -> None:
 
 
 OTHER = {"path": "/dev/demo0", "hostPath": "/dev/null"}
+OWN_BEFORE = {
+    "path": "/dev/zero",
+    "hostPath": "/dev/null",
+    "permissions": "none",
+}  # the next of this path counts
 SAME = {"path": "/dev/zero"}
 OWN_NAMESPACE = {"linux": {"namespaces": [{"type": "user"}]}}
 
@@ -254,7 +259,7 @@ def test_in_a_user_namespace_a_node_of_another_path_is_bound(
     files: Any, nested: bool, own: dict[str, Any], bound: bool
 ) -> None:
     """OCI runtimes bind the host's node of the same path there; the cgroup's permission stays in any case."""
-    files.spec("n.json", {"n": {"deviceNodes": [OTHER, SAME]}}, kind="n.com/c")
+    files.spec("n.json", {"n": {"deviceNodes": [OTHER, OWN_BEFORE, SAME]}}, kind="n.com/c")
     config = ask("n.com/c=n", **own)
 
     edited = editing.edit(config, editing.request_of(config, "local"), a_table(files), nested=nested)
@@ -269,4 +274,4 @@ def test_in_a_user_namespace_a_node_of_another_path_is_bound(
     }
     assert edited.config.get("mounts", []) == ([mount] if bound else [])
     assert [device["path"] for device in linux["devices"]] == ["/dev/demo0"] * (not bound) + ["/dev/zero"]
-    assert [rule["minor"] for rule in linux["resources"]["devices"]] == [3, 5]
+    assert [rule["minor"] for rule in linux["resources"]["devices"]] == [3, 3, 5]
