@@ -1,4 +1,4 @@
-"""The precreate hook on Debian's Podman 4.3, as `cdi-courier install` sets it up."""
+"""The precreate hook on Debian's Podmans, as `cdi-courier install` sets it up."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.packages import Packages
-from support.podman import USER, PodmanHost
+from support.podman import SUITES, USER, PodmanHost
 
 pytestmark = pytest.mark.runtime
 
@@ -25,10 +25,10 @@ LOOK = (
 )
 
 
-@pytest.fixture(scope="module")
-def machine(packages: Packages) -> Iterator[PodmanHost]:
+@pytest.fixture(scope="module", params=SUITES)
+def machine(packages: Packages, request: pytest.FixtureRequest) -> Iterator[PodmanHost]:
     """A host with Podman, a CDI device and settings, shared by the tests; `host` gives it out clean."""
-    with PodmanHost(packages) as made:
+    with PodmanHost(packages, SUITES[request.param]) as made:
         (made.root / "shared").mkdir()
         (made.root / "shared/hello").write_text("hello from the host\n")
         (made.root / "cdi").mkdir()

@@ -1,6 +1,6 @@
-"""A host of its own for Debian's Podman 4.3: its configuration, its programs and its processes are private.
+"""A host of its own for one of Debian's Podmans: configuration, programs and processes are private.
 
-A mount namespace has the machine's files, with what is written to ``/etc`` and ``/var/lib`` elsewhere, and a
+A mount namespace has the machine's files, with what is written to its folders elsewhere, and a
 PID namespace ends everything that Podman leaves running. It must not know what is configured there.
 """
 
@@ -18,7 +18,9 @@ from types import TracebackType
 from .packages import Packages
 from .waiting import wait_for
 
-SUITE = "bookworm"
+SUITES = {"4.3": "bookworm", "5": "trixie"}
+"""Podman's version → Debian's suite that has it."""
+
 USER = 4242
 """A user that the machine does not have; ``/etc/passwd`` of the host has it."""
 
@@ -30,12 +32,11 @@ _SETUP = """\
 set -eu
 mount --make-rprivate /
 mount -t tmpfs -o mode=0755 cdi-podman {root}/own
-for name in etc var/lib; do
+for name in etc usr/local var/lib; do
     mkdir -p {root}/own/$name/upper {root}/own/$name/work
     mount -t overlay -o lowerdir=/$name,upperdir={root}/own/$name/upper,workdir={root}/own/$name/work \\
         overlay /$name
 done
-mount -t tmpfs -o mode=0755 cdi-podman /usr/local/sbin
 mkdir -p /run/user
 mount -t tmpfs -o mode=0755 cdi-podman /run/user
 mkdir -m 0700 /run/user/{user} {root}/own/home
@@ -44,6 +45,8 @@ echo 'guest:x:{user}:{user}::{root}/own/home:/bin/sh' >> /etc/passwd
 mv {root}/podman /usr/local/sbin/podman
 # By name: conmon has Podman clean up after a container, and does not tell it where conmon is.
 ln -s {conmon} /usr/local/sbin/conmon
+mkdir -p /usr/local/lib/podman /etc/containers
+ln -s {netavark} /usr/local/lib/podman/netavark
 # A shared root is what systemd makes of it.
 mount --make-rshared /
 touch {root}/ready
@@ -58,11 +61,14 @@ _RUN = ("--rm", "--network=host", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1
 class PodmanHost:
     """The host; a context manager. root: a folder for whatever a test needs, the same inside and outside."""
 
-    def __init__(self, packages: Packages) -> None:
-        self._podman = packages.runnable("podman", SUITE) / "usr/bin/podman"
-        self._conmon = packages.runnable("conmon", SUITE) / "usr/bin/conmon"
-        self._runc = packages.runnable("runc", SUITE) / "usr/sbin/runc"
-        self._busybox = packages.fetch("busybox-static", SUITE) / "bin/busybox"
+    def __init__(self, packages: Packages, suite: str) -> None:
+        self._podman = packages.runnable("podman", suite) / "usr/bin/podman"
+        self._conmon = packages.runnable("conmon", suite) / "usr/bin/conmon"
+        runc = packages.runnable("runc", suite)
+        self._runc = next(path for path in (runc / "usr/sbin/runc", runc / "usr/bin/runc") if path.exists())
+        # Podman 5 wants it to be there, also where it is not used; what Podman 4 finds does not matter.
+        self._netavark = packages.fetch("netavark", "trixie") / "usr/lib/podman/netavark"
+        self._busybox = packages.fetch("busybox-static", "bookworm") / "bin/busybox"
         self.root = Path()
         self._process: subprocess.Popen[bytes] | None = None
         self._pid = 0
@@ -76,15 +82,17 @@ class PodmanHost:
         script = self.root / "podman"
         script.write_text(
             "#!/bin/sh\n"
+            "export PODMAN_IGNORE_CGROUPSV1_WARNING=1\n"
             f"[ $(id -u) = 0 ] && s={self.root}/root || s={self.root}/own/home\n"
             f"exec {self._podman} --root $s/s --runroot $s/r --tmpdir $s/t --storage-driver vfs "
+            "--network-config-dir $s/n "
             f"--runtime {self._runc} --cgroup-manager cgroupfs "
             '--events-backend none "$@"\n'
         )
         script.chmod(0o755)
         self._make_rootfs(self.root / "rootfs", 0)
         self._make_rootfs(self.root / "rootfs-of-user", USER)
-        setup = _SETUP.format(root=self.root, user=USER, conmon=self._conmon)
+        setup = _SETUP.format(root=self.root, user=USER, conmon=self._conmon, netavark=self._netavark)
         log = (self.root / "setup.log").open("wb")
         with log:
             self._process = subprocess.Popen(
