@@ -62,11 +62,14 @@ class Grant:
 
 
 class Injector:
-    """Answers requests from one set of settings and one registry. Stateless apart from the registry."""
+    """Answers requests from one set of settings and one registry. Stateless apart from the registry.
+
+    families: the compiled annotation keys that it answers.
+    """
 
     def __init__(self, settings: Settings, registry: Registry, dialects: Iterable[Dialect]) -> None:
         wanted = {dialect.name: dialect for dialect in dialects}
-        self._families = compile_keys(
+        self.families = compile_keys(
             [wanted[name] for name in settings.annotations.dialects], settings.annotations.domains
         )
         # Most pods of a node ask in the same few words. Refusals are not kept: they are worded anew.
@@ -83,7 +86,7 @@ class Injector:
         return requested_devices(
             request.annotations,
             request.container,
-            self._families,
+            self.families,
             max_names=self._max_names,
             max_length=self._max_length,
             names_of=self._names_of,

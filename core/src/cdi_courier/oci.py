@@ -167,7 +167,7 @@ def _apply_mounts(config: Json, mounts: list[Json]) -> None:
     for mount in current:
         if not isinstance(_absent_if_null(mount, "destination", ""), str):
             raise _misshapen("mounts[].destination", "a string")
-    user_namespace = _has_user_namespace(config)
+    user_namespace = has_user_namespace(config)
     for spec in mounts:
         destination = spec["containerPath"]
         mount = {"destination": destination, "source": spec["hostPath"]}
@@ -201,7 +201,8 @@ def id_map_option(kind: str | None, options: list[str]) -> list[str]:
     return found
 
 
-def _has_user_namespace(config: Json) -> bool:
+def has_user_namespace(config: Json) -> bool:
+    """Whether the container has a user namespace, new or joined. Raises `CdiError` ``CDI018``."""
     linux = _absent_if_null(config, "linux", {})
     if not isinstance(linux, dict):
         raise _misshapen("linux", "an object")

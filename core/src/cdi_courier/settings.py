@@ -269,11 +269,14 @@ class Settings:
 # --- reading -------------------------------------------------------------------------------------------
 
 
-def default_files() -> list[Path]:
-    """The configuration files that exist, in reading order: system-wide, or the user's own when rootless."""
-    base = SYSTEM_DIR
-    if os.geteuid() != 0:
-        base = Path(platformdirs.user_config_dir("cdi-courier"))
+def default_dir() -> Path:
+    """The folder of the configuration files: system-wide, or the user's own when rootless."""
+    return SYSTEM_DIR if os.geteuid() == 0 else Path(platformdirs.user_config_dir("cdi-courier"))
+
+
+def default_files(base: Path | None = None) -> list[Path]:
+    """The configuration files that exist in `base` (None: `default_dir`), in reading order."""
+    base = base or default_dir()
     files = [base / "config.toml"] if (base / "config.toml").exists() else []
     try:
         # Bytewise, whatever the locale: the order decides which file wins.

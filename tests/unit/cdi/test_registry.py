@@ -18,6 +18,7 @@ from cdi_courier.cdi.registry import Registry, Snapshot
 from cdi_courier.cdi.trust import acceptable_owners
 from cdi_courier.cdi.validate import load_spec
 from cdi_courier.errors import CdiError
+from cdi_courier.signature import file_identity
 
 needs_root = pytest.mark.skipif(
     os.geteuid() != 0 and "CI" not in os.environ, reason="gives files to another user, which needs root"
@@ -233,7 +234,7 @@ def test_everything_stat_says_of_a_file_counts(name: str) -> None:
     before = dict.fromkeys(_STAT_FIELDS.split(" "), 1)
     states = [SimpleNamespace(**before), SimpleNamespace(**{**before, name: 2})]
 
-    first, second = (registry_module._file_identity(state) for state in states)
+    first, second = (file_identity(state) for state in states)
 
     assert first != second
 

@@ -1,6 +1,6 @@
 """The OCI hook backend: Podman precreate, runtime wrapper and live injection.
 
-Its offers are real; delivery is not built yet, and until it is they say so and are impossible.
+Its offers are real; those of ways that are not built yet say so and are impossible.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from cdi_courier.errors import DeliveryError
 from cdi_courier.hookspecs import API_VERSION, Backend, Offer, ServeContext, hookimpl
+
+from . import podman
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +25,9 @@ NAME: Final = "oci_hook"
 
 WAYS: Final = ("precreate", "wrapper", "hook")
 """The entry points of this backend, best first."""
+
+BUILT: Final = ("precreate",)
+"""Those of `WAYS` that can be installed and deliver."""
 
 
 class OciHookBackend:
@@ -46,10 +51,14 @@ class OciHookBackend:
             return Offer(
                 NAME, offer.fidelity, "nothing", f"handler {settings.oci_hook.handler} is registered"
             )
+        if way == "precreate" and podman.is_installed(runtime):
+            return Offer(NAME, offer.fidelity, "nothing", "its precreate hook is installed")
         return offer
 
     def plan(self, runtime: Runtime, settings: Settings) -> ChangeSet:
-        """Nothing can be installed yet. Raises `DeliveryError` ``DLV002``."""
+        """As `podman.plan`. Raises `DeliveryError` ``DLV002`` for what cannot be installed yet."""
+        if runtime.kind == "podman" and "precreate" in self._built:
+            return podman.plan(runtime, settings)
         raise DeliveryError(
             "DLV002", f"backend {NAME} cannot be installed: {self.offer(runtime, settings).reason}"
         )
@@ -70,7 +79,7 @@ class OciHookBackend:
 @hookimpl
 def cdi_courier_backend() -> Backend:
     """Return the backend."""
-    return OciHookBackend()
+    return OciHookBackend(BUILT)
 
 
 def _best(runtime: Runtime) -> tuple[str, Offer]:

@@ -8,7 +8,7 @@ Three rules keep an answer from being stale:
 - What is remembered is the identity of what was *read*, taken from the open file before reading. A file
   that changes meanwhile, or a directory that gains one, differs from it at the next look.
 - The kernel's time stamps tick every 1 to 10 ms, and two writes within a tick look the same. A file that
-  was changed just before it was read is therefore read again until it has rested for `_REST_NS`.
+  was changed just before it was read is therefore read again until it has rested (`signature`).
 - A directory is listed again unless its time stamps are those of the last listing, and had rested then.
 """
 
@@ -30,25 +30,28 @@ from cdi_courier.cdi.model import Spec
 from cdi_courier.cdi.snapshot import DeviceEntry, Resolution, Snapshot, SpecFile
 from cdi_courier.cdi.validate import load_spec
 from cdi_courier.errors import CdiError, quoted
+from cdi_courier.signature import (
+    OWNER,
+    FileIdentity,
+    directory_identity,
+    file_identity,
+    has_rested,
+    look_at_file,
+    names_in,
+)
 
 __all__ = ["DEFAULT_DIRS", "DeviceEntry", "Registry", "Resolution", "Snapshot", "SpecFile"]
 
 DEFAULT_DIRS: Final = ("/etc/cdi", "/var/run/cdi")
 DEFAULT_MAX_FILE_SIZE: Final = 2 * 1024 * 1024
 
-_EXTENSIONS: Final = (".json", ".yaml")
-# Longer than the longest tick of a kernel (10 ms at 100 Hz); time stamps never run ahead of the clock by
-# more than a file server's clock does, which the second figure allows for.
-_REST_NS: Final = 30_000_000
-_AHEAD_NS: Final = 2_000_000_000
+EXTENSIONS: Final = (".json", ".yaml")
 # What cannot be opened today can be tomorrow without the file having changed; only these cannot.
 _LASTING: Final = frozenset({errno.EACCES, errno.EPERM})
 
 Trust = Literal["root-owned", "any"]
-# What tells two states of a file apart, or the errno of looking at it.
-_FileIdentity = tuple[int, ...]
 # Of a directory: itself, or an errno, and its spec files by name. None: there is no such directory.
-_DirIdentity = tuple[tuple[int, ...], tuple[tuple[str, _FileIdentity], ...]] | None
+_DirIdentity = tuple[tuple[int, ...], tuple[tuple[str, FileIdentity], ...]] | None
 _Identity = tuple[_DirIdentity, ...]
 _Stamps = tuple[int, int]  # mtime and ctime in ns
 
@@ -57,7 +60,7 @@ _Stamps = tuple[int, int]  # mtime and ctime in ns
 class _Parsed:
     """A file as read: its spec or its error, and what it was like then."""
 
-    identity: _FileIdentity
+    identity: FileIdentity
     rested: bool
     spec: Spec | None
     error: CdiError | None
@@ -128,22 +131,22 @@ class Registry:
         try:
             found = os.stat(directory)
             stamps = found.st_mtime_ns, found.st_ctime_ns
-            names = None if self._listed.get(directory) == stamps else _spec_names(directory)
+            names = None if self._listed.get(directory) == stamps else names_in(directory, EXTENSIONS)
         except FileNotFoundError:
             return known is None
         except OSError as error:
             return known == ((error.errno or 0,), ())
-        if known is None or known[0] != _directory_identity(found):
+        if known is None or known[0] != directory_identity(found):
             return False
         files = known[1]
         if names is not None:
             if names != [name for name, _ in files]:
                 return False
             # Two threads may both write this; either has seen that the names are those.
-            if _has_rested(found, now):
+            if has_rested(max(found.st_mtime_ns, found.st_ctime_ns), now):
                 self._listed[directory] = stamps
         prefix = directory if directory.endswith("/") else directory + "/"
-        return all(_look_at_file(prefix + name) == identity for name, identity in files)
+        return all(look_at_file(prefix + name) == identity for name, identity in files)
 
     def _rescan(self) -> Snapshot:
         scan = _Scan()
@@ -159,7 +162,7 @@ class Registry:
         directory = self.dirs[priority]
         try:
             found = os.stat(directory)
-            names = _spec_names(directory)
+            names = names_in(directory, EXTENSIONS)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -180,18 +183,18 @@ class Registry:
         for name in names:
             path = os.path.join(directory, name)
             files.append((name, self._scan_file(scan, path, priority, distrusted)))
-        return _directory_identity(found), tuple(files)
+        return directory_identity(found), tuple(files)
 
-    def _scan_file(self, scan: _Scan, path: str, priority: int, distrusted: str) -> _FileIdentity:
+    def _scan_file(self, scan: _Scan, path: str, priority: int, distrusted: str) -> FileIdentity:
         try:
             found = os.stat(path)
         except OSError as error:
             scan.errors[path] = [_unreadable(path, error.strerror or "")]
             return (error.errno or 0,)
         if stat.S_ISDIR(found.st_mode) and not os.path.islink(path):
-            return _file_identity(found)
+            return file_identity(found)
         parsed = scan.parsed.get(path) or self._parsed.get(path)
-        if parsed is None or not parsed.rested or parsed.identity != _file_identity(found):
+        if parsed is None or not parsed.rested or parsed.identity != file_identity(found):
             parsed = self._parse(path, found)
         scan.parsed[path] = parsed
         scan.rested = scan.rested and parsed.rested
@@ -208,11 +211,11 @@ class Registry:
                 scan.specs.append(SpecFile(path, priority, parsed.spec))
         return parsed.identity
 
-    def _distrust(self, path: str, identity: _FileIdentity) -> str:
+    def _distrust(self, path: str, identity: FileIdentity) -> str:
         """Return why the file is not trusted; empty if it is. A link's own owner counts as well."""
         if self._owners is None:
             return ""
-        uid, gid, mode = identity[_OWNER]
+        uid, gid, mode = identity[OWNER]
         reason = _trust.distrust(uid, gid, mode, self._owners)
         if not reason:
             try:
@@ -226,7 +229,7 @@ class Registry:
     def _parse(self, path: str, found: os.stat_result) -> _Parsed:
         """Read a file. Anything but a regular file is refused before it is opened: opening can act."""
         now = time.time_ns()
-        identity = _file_identity(found)
+        identity = file_identity(found)
         if not stat.S_ISREG(found.st_mode):
             error = _unreadable(path, "it is not a regular file")
             return _Parsed(identity, rested=True, spec=None, error=error)
@@ -235,8 +238,8 @@ class Registry:
         except OSError as error:
             lasting = error.errno in _LASTING
             return _Parsed(identity, lasting, None, _unreadable(path, error.strerror or ""))
-        identity = _file_identity(found)
-        rested = not now - _REST_NS <= found.st_ctime_ns <= now + _AHEAD_NS
+        identity = file_identity(found)
+        rested = has_rested(found.st_ctime_ns, now)
         if data is None:
             limit = f"it is larger than {self._max_file_size} bytes, or not a regular file"
             return _Parsed(identity, rested, None, _unreadable(path, limit))
@@ -294,49 +297,6 @@ def _conclude(scan: _Scan, dirs: tuple[str, ...]) -> Snapshot:
         conflicts=MappingProxyType({name: tuple(paths) for name, paths in conflicts.items()}),
         blocked=MappingProxyType(scan.blocked),
     )
-
-
-def _has_rested(found: os.stat_result, now: int) -> bool:
-    """Whether what changes from now on will have another time stamp. now: before `found` was looked at."""
-    newest = max(found.st_mtime_ns, found.st_ctime_ns)
-    return not now - _REST_NS <= newest <= now + _AHEAD_NS
-
-
-def _look_at_file(path: str) -> _FileIdentity:
-    try:
-        return _file_identity(os.stat(path))
-    except OSError as error:
-        return (error.errno or 0,)
-
-
-def _file_identity(found: os.stat_result) -> _FileIdentity:
-    return (
-        found.st_dev,
-        found.st_ino,
-        found.st_size,
-        found.st_mtime_ns,
-        found.st_ctime_ns,
-        found.st_uid,
-        found.st_gid,
-        found.st_mode,
-    )
-
-
-_OWNER: Final = slice(5, 8)  # uid, gid and mode of a file's identity
-
-
-def _directory_identity(found: os.stat_result) -> tuple[int, ...]:
-    # No time stamps: its spec files are compared one by one, others do not matter. (`_Stamps` only spare
-    # the listing.)
-    return found.st_dev, found.st_ino, found.st_uid, found.st_gid, found.st_mode
-
-
-def _spec_names(directory: str) -> list[str]:
-    """Return the names of spec files in a directory, bytewise sorted; ``.json`` itself is one."""
-    names = [name for name in os.listdir(directory) if name.endswith(_EXTENSIONS)]
-    # The order of code points is that of UTF-8's bytes, except for bytes that are no UTF-8.
-    names.sort(key=None if all(map(str.isascii, names)) else os.fsencode)
-    return names
 
 
 def _read(path: str, limit: int) -> tuple[os.stat_result, bytes | None]:

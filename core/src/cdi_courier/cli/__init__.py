@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _COMMANDS = {
     # command → (module, attribute)
     "apply": ("apply", "apply"),
+    "compile": ("compile", "compile_"),
     "config": ("config", "config"),
     "devices": ("devices", "devices"),
     "doctor": ("doctor", "doctor"),

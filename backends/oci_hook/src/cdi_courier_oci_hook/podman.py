@@ -1,0 +1,156 @@
+"""What makes Podman call the ``precreate`` hook: a hook JSON in a folder of its own, and a drop-in naming it.
+
+Source: contracts hooks-and-runtimes.md a and f. It reads the host's files and writes none. Only used by
+commands and for offers, never per container; what only commands need is imported when they plan.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Final
+
+import cdi_courier
+from cdi_courier.errors import HostError, quoted
+from cdi_courier.settings import SYSTEM_DIR
+
+from . import precreate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from cdi_courier.annotations import KeyFamily
+    from cdi_courier.changes import ChangeSet
+    from cdi_courier.host.model import Runtime
+    from cdi_courier.settings import Settings
+
+HOOKS_DIR: Final = "/etc/cdi-courier/podman-hooks.d"
+"""Nobody else's: CRI-O and Buildah fail on a stage they do not know, and read the usual folders."""
+
+HOOK: Final = f"{HOOKS_DIR}/cdi-courier.json"
+DROP_IN: Final = "/etc/containers/containers.conf.d/90-cdi-courier.conf"
+
+_NAME = "oci_hook"
+# The hook gets this environment and nothing else. Without a locale Python looks for one.
+_ENVIRONMENT = ("PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8")
+_META = frozenset(r"\.+*?()|[]{}^$")
+
+
+def is_installed(runtime: Runtime) -> bool:
+    """Whether Podman reads our folder and the hook lies there."""
+    return HOOKS_DIR in runtime.get("hooks_dirs", ()) and os.path.isfile(HOOK)
+
+
+def plan(runtime: Runtime, settings: Settings) -> ChangeSet:
+    """What has this Podman call the hook. Needs no restart: each Podman reads its files anew.
+
+    Raises `CourierError`: ``HOK101`` its directories are not known, ``HOK102`` a later file overrules the
+    drop-in, ``HOK103`` it is asked for by a rootless user, ``SET005``.
+    """
+    from cdi_courier.changes import ChangeSet, FileChange
+    from cdi_courier.compiling import injector_of
+
+    if runtime.get("rootless"):
+        raise HostError(
+            "HOK103",
+            "Podman's hook is installed in /etc, by root",
+            "run it as root; the hook then serves rootless users too",
+        )
+    dirs = runtime.get("hooks_dirs")
+    if dirs is None:
+        because = f": {runtime.problems[0]}" if runtime.problems else ""
+        raise HostError("HOK101", f"the hooks directories that Podman reads are not known{because}")
+    _must_count(runtime, dirs)
+    families = injector_of(settings).families
+    hooks_dirs = [*dict.fromkeys(path for path in dirs if path != HOOKS_DIR), HOOKS_DIR]
+    return ChangeSet(
+        _NAME,
+        runtime.key,
+        (
+            FileChange(HOOK, _hook(settings, families), "the hook that edits annotated containers"),
+            FileChange(DROP_IN, _drop_in(hooks_dirs), f"has Podman read {HOOKS_DIR}"),
+        ),
+        notes=tuple(_notes(families)),
+    )
+
+
+def _must_count(runtime: Runtime, dirs: Sequence[str]) -> None:
+    """Raises if a file that Podman reads after the drop-in replaces the list."""
+    source = runtime.facts["hooks_dirs"].source
+    folder, name = os.path.split(source)
+    replaces = folder == os.path.dirname(DROP_IN) and os.fsencode(name) > os.fsencode(
+        os.path.basename(DROP_IN)
+    )
+    if HOOKS_DIR not in dirs and (
+        replaces or (os.path.exists(DROP_IN) and source != DROP_IN and os.path.exists(HOOK))
+    ):
+        raise HostError(
+            "HOK102",
+            f"{quoted(source, None)} sets hooks_dir, and Podman reads it after {DROP_IN}",
+            f'add "{HOOKS_DIR}" to the list there',
+            file=source,
+        )
+
+
+def _hook(settings: Settings, families: Sequence[KeyFamily]) -> bytes:
+    installed = precreate.Installed(
+        interpreter=sys.executable,
+        settings=_settings_place(settings),
+        state_dir=settings.service.state_dir,
+        log=settings.oci_hook.log,
+        origin="local",
+    )
+    script = precreate.command(installed, _package_path())
+    # The program itself: a link of a virtual environment or a version manager's shim costs more.
+    program = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+    told = "journalctl -t cdi-courier" if settings.oci_hook.log == "journal" else settings.oci_hook.log
+    document = {
+        "version": "1.0.0",
+        "hook": {
+            "path": program,
+            # When the hook refuses a container, Podman prints these and nothing that the hook says. The
+            # last is for whoever reads that.
+            "args": [program, "-I", "-S", "-c", script, f"the cause is in: {told}"],
+            "env": list(_ENVIRONMENT),
+            "timeout": settings.oci_hook.timeout,
+        },
+        "when": {"annotations": {_any_of(_keys(families)): ".*"}},
+        "stages": ["precreate"],
+    }
+    return json.dumps(document, indent=2).encode() + b"\n"
+
+
+def _drop_in(hooks_dirs: Sequence[str]) -> bytes:
+    items = ", ".join(quoted(path, None) for path in hooks_dirs)
+    return (
+        "# Made by cdi-courier; `cdi-courier uninstall` removes it. The list replaces earlier files' lists.\n"
+        f"[engine]\nhooks_dir = [{items}]\n"
+    ).encode()
+
+
+def _notes(families: Sequence[KeyFamily]) -> Iterator[str]:
+    yield f"containers are edited when they start, if annotated with {' or '.join(_keys(families))}"
+    yield "install again after a change of [annotations] or [oci_hook], of hooks_dir, or of our place"
+
+
+def _keys(families: Sequence[KeyFamily]) -> list[str]:
+    """The keys that ask. Those that name the container are left out: Podman does not tell a hook its name."""
+    return list(dict.fromkeys(key for forms, _ in families for key, scoped in forms if not scoped))
+
+
+def _any_of(keys: Sequence[str]) -> str:
+    """A regular expression of Go's that matches exactly these."""
+    return "^(" + "|".join("".join(f"\\{c}" if c in _META else c for c in key) for key in keys) + ")$"
+
+
+def _settings_place(settings: Settings) -> str:
+    """Where the settings came from: the one file of ``--config``, else the system's folder."""
+    own = [path for path in settings.files if not path.startswith(f"{SYSTEM_DIR}/")]
+    return os.path.abspath(own[0]) if own else f"{SYSTEM_DIR}/"
+
+
+def _package_path() -> list[str]:
+    """The folders of the core's package and of this one: two where they are installed editable."""
+    files = [os.path.abspath(str(module.__file__)) for module in (cdi_courier, precreate)]
+    return list(dict.fromkeys(os.path.dirname(os.path.dirname(path)) for path in files))
