@@ -187,7 +187,8 @@ def _next(
             )
     if not choices:
         steps.append("no container runtime was found; [runtimes] names one that is not in its usual place")
-    if daemon is None:
+    # What is in a runtime's configuration delivers by itself; only NRI needs somebody who answers.
+    if daemon is None and (not served or any(choice.active == "nri" for choice in choices)):
         ready = False
         steps.append("no daemon runs: cdi-courier run")
     if not snapshot.devices:

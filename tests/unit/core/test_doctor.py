@@ -116,6 +116,13 @@ def test_a_runtime_that_nobody_needs_may_be_unserved(snapshot: Snapshot) -> None
     assert found["next"] == ["cdi-courier install --backend oci_hook --runtime podman"]
 
 
+def test_a_host_of_podman_alone_needs_no_daemon(snapshot: Snapshot) -> None:
+    """A hook delivers by itself: a host is ready though no daemon runs."""
+    found = reported([chosen("oci_hook", "oci_hook", kind="podman")], snapshot, daemon=None)
+
+    assert (found["ready"], found["next"]) == (True, [])
+
+
 def test_a_better_backend_is_mentioned(snapshot: Snapshot) -> None:
     """What is active may be less than what could be."""
     found = reported([chosen("oci_hook", "nri")], snapshot)
