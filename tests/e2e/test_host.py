@@ -237,7 +237,6 @@ def test_files_are_merged_as_containerd_merges_them(
     packages: Packages, tmp_path: Path, suite: tuple[str, ...], case: str
 ) -> None:
     """What ``containerd config dump`` prints of NRI is what is read."""
-    pytest.importorskip("grpc")
     from cdi_courier.host import containerd
     from cdi_courier.host.answers import Findings
     from cdi_courier.host.files import Root

@@ -37,7 +37,7 @@ def root() -> Iterator[Path]:
 @pytest.fixture
 def look(root: Path) -> Look:
     """A function that describes the host, in this process. Keywords: ``[runtimes]``, timeout, total."""
-    probe = pytest.importorskip("cdi_courier.host.probe", reason="needs grpcio")
+    from cdi_courier.host import probe
 
     def look_at(
         overrides: dict[str, Override] | None = None,

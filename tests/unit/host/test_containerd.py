@@ -7,9 +7,6 @@ import os
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("grpc")
-
 from cdi_courier.host import containerd, cri
 from cdi_courier.host.files import Root
 from cdi_courier.host.sockets import Override

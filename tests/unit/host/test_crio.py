@@ -7,9 +7,6 @@ import os
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("grpc")
-
 from cdi_courier.host import cri, crio
 from cdi_courier.host.answers import Findings, from_toml
 from support import fake_crio

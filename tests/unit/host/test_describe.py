@@ -10,9 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("grpc")
-
 from cdi_courier.errors import HostError
 from cdi_courier.host import describe as module
 from cdi_courier.host.answers import Findings, late, together

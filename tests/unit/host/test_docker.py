@@ -6,9 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("grpc")
-
 from cdi_courier.host.sockets import Override
 from support import fake_crio
 

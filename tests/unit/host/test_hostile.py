@@ -12,9 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("grpc")
-
 from cdi_courier.errors import HostError
 from cdi_courier.host import unix_http
 from cdi_courier.host.files import Root

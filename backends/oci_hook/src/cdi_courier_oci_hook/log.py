@@ -9,6 +9,13 @@ import _socket
 import os
 import time
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    _Where = TypeVar("_Where", str, int)
+
 JOURNAL = "/run/systemd/journal/socket"
 SYSLOG = "/dev/log"
 
@@ -45,7 +52,7 @@ def _one_line(text: bytes) -> bytes:
     return text.replace(b"\n", b" ")
 
 
-def _try(write_to, where, data) -> bool:  # type: ignore[no-untyped-def]
+def _try(write_to: Callable[[_Where, bytes], None], where: _Where, data: bytes) -> bool:
     try:
         write_to(where, data)
     except (OSError, ValueError):
