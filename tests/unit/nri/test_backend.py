@@ -658,6 +658,30 @@ def test_a_runtime_that_another_backend_serves_is_left_alone_from_then_on(
     assert caplog.text.count("backend oci_hook serves them") == 1
 
 
+@pytest.mark.parametrize(
+    ("known", "idle"),
+    [
+        ({"/run/containerd/containerd.sock": {"ignore": True}}, True),
+        ({"/run/containerd/containerd.sock": {"backend": "oci_hook"}}, True),
+        ({"/run/containerd/containerd.sock": {"backend": "nri"}, "containerd": {"ignore": True}}, False),
+        ({"/run/other.sock": {"ignore": True}}, False),
+    ],
+)
+def test_a_runtime_is_known_by_its_cri_socket_once_it_is_described(
+    config: Settings, known: dict[str, dict[str, Any]], idle: bool
+) -> None:
+    """[runtimes] may name the socket of the runtime's API, which only the description connects with NRI's."""
+    host = Described()
+    theirs = {key: RuntimeSettings(**values) for key, values in known.items()}
+    handler = handler_of(attrs.evolve(context(attrs.evolve(config, runtimes=theirs)), chosen=host))
+    handler.configured(configured())
+
+    host.found = attrs.evolve(described(), active=None)
+    handler.reconsider()
+
+    assert (answered(handler, event("vendor.com/gpu=a")) == b"") is idle
+
+
 def test_a_session_that_serves_is_not_silenced_by_a_probe_that_could_not_tell(config: Settings) -> None:
     """A description that finds nobody active does not overrule the runtime, which has introduced itself."""
     host = Described()

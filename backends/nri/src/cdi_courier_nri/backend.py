@@ -262,7 +262,8 @@ class Handler:
         kind = runtimes.kind(name)
         nri = runtimes.nri_version(name, version, info.nri_version)
         found = self._context.chosen(kind, self._path)
-        idle = _why_idle(settings.runtimes, self._path, kind)
+        endpoint = found.runtime.endpoint if found else ""
+        idle = _why_idle(settings.runtimes, (endpoint, self._path, kind))
         if not idle and found is not None and found.active not in (None, NAME):
             idle = f"backend {found.active} serves them"
         if settings.nri.delivery != "auto":
@@ -453,16 +454,19 @@ def _is_version(told: str, found: Choice) -> bool:
     return told.removeprefix("v") == found.runtime.version.removeprefix("v")
 
 
-def _why_idle(known: Mapping[str, Any], path: str, kind: str) -> str:
-    """Why the settings want this runtime's containers left alone; empty if they do not."""
-    for key in (path, kind):
+def _why_idle(known: Mapping[str, Any], keys: Sequence[str]) -> str:
+    """Why the settings want this runtime's containers left alone; empty if they do not.
+
+    keys: what ``[runtimes]`` may call it, the first that it has counts: a path beats a kind.
+    """
+    for key in keys:
         runtime = known.get(key)
         if runtime is not None:
             if runtime.ignore:
                 return f'[runtimes] "{key}" says ignore'
             if runtime.backend not in ("", NAME):
                 return f'[runtimes] "{key}" gives them to backend {runtime.backend}'
-            break  # a path beats a kind
+            break
     return ""
 
 
