@@ -99,11 +99,13 @@ class Client:
         """The response of a call. Raises `Unimplemented`; `HostError` ``HST103``, ``HST104``."""
         try:
             # gRPC ends the call in time; the second timeout is for a gRPC that does not.
-            return call.result(timeout=timeout + 1)
+            # Not `result`: what it raises is the call itself, whose traceback then holds the call for ever.
+            error = call.exception(timeout=timeout + 1)
         except (grpc.FutureTimeoutError, grpc.FutureCancelledError):
             raise late(f"{method} at {self.path}", timeout) from None
-        except grpc.RpcError as error:
-            code, details = error.code(), error.details() or ""
+        if error is None:
+            return call.result()
+        code, details = error.code(), error.details() or ""
         if code == _CODES.UNIMPLEMENTED:
             raise Unimplemented(method)
         if code == _CODES.DEADLINE_EXCEEDED:
