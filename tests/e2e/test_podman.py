@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.packages import Packages
 from support.podman import SUITES, USER, PodmanHost
+from support.waiting import wait_for
 
 pytestmark = pytest.mark.runtime
 
@@ -83,6 +84,16 @@ def install(host: PodmanHost) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def output(host: PodmanHost, container: str, last: str) -> list[str]:
+    """The lines of a running container, once it has said the last one."""
+
+    def lines() -> list[str]:
+        said = host.run("podman", "logs", container).stdout.splitlines()
+        return said if last in said else []
+
+    return wait_for(lines, 10.0, f"{last} of {container}")
+
+
 def test_an_annotated_container_has_everything(host: PodmanHost) -> None:
     """Environment, node with its cgroup's permission, mount and hook are there, from the first one on."""
     install(host)
@@ -133,6 +144,48 @@ def test_a_container_that_starts_again_gets_its_devices_again(host: PodmanHost) 
 
     assert "A=1" in first.stdout.splitlines()
     assert "A=2" in second.stdout.splitlines()
+
+
+POD = """\
+apiVersion: v1
+kind: Pod
+metadata:
+  name: demo
+  annotations:
+    {key}: {device}
+spec:
+  hostNetwork: true
+  restartPolicy: Never
+  containers:
+  - name: one
+    image: {image}
+    command: ["sh", "-c", "{look}; sleep 1000"]
+  - name: two
+    image: {image}
+    command: ["sh", "-c", "{look}; sleep 1000"]
+"""
+
+
+def test_a_pod_s_annotation_reaches_all_its_containers(host: PodmanHost) -> None:
+    """With ``podman kube play``, which copies them, except to the infra container."""
+    install(host)
+    manifest = host.root / "pod.yaml"
+    look = "env; exec 3<>/dev/demo0 && echo opened"
+    manifest.write_text(POD.format(key=KEY, device=DEVICE, image=host.load_image(), look=look))
+    played = host.run("podman", "kube", "play", "--log-driver=k8s-file", str(manifest))
+    try:
+        seen = [output(host, name, "opened") for name in ("demo-one", "demo-two")]
+        pod = host.run("podman", "pod", "inspect", "--format={{.InfraContainerID}}", "demo").stdout.strip()
+        infra = host.run("podman", "inspect", "--format={{.Config.Annotations}}", pod)
+    finally:
+        host.run("podman", "pod", "rm", "--force", "--time=0", "demo")
+        for name in ("containers.conf", "policy.json"):
+            host.path(f"/etc/containers/{name}").unlink()
+
+    assert played.returncode == 0, played.stderr
+    assert ["A=1" in lines for lines in seen] == [True, True]
+    assert infra.returncode == 0, infra.stderr
+    assert "cdi-courier.io/status" not in infra.stdout
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from . import image
 from .packages import Packages
 from .waiting import wait_for
 
@@ -164,6 +165,21 @@ class PodmanHost:
         """What follows the options of ``podman run`` or ``create``."""
         rootfs = self.root / ("rootfs-of-user" if user else "rootfs")
         return "--rootfs", str(rootfs), "sh", "-c", script
+
+    def load_image(self) -> str:
+        """Put the tests' image into root's store and return its name; pods' infra containers have it too."""
+        archive = image.build(self._busybox, self.root / "image.tar")
+        self.path("/etc/containers/policy.json").write_text(
+            '{"default": [{"type": "insecureAcceptAnything"}]}'
+        )
+        self.path("/etc/containers/containers.conf").write_text(
+            '[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]\n'
+            f'[engine]\ninfra_image = "{image.NAME}"\ninfra_command = "/bin/sleep"\n'
+        )
+        loaded = self.run("podman", "load", "--input", str(archive))
+        if loaded.returncode:
+            raise RuntimeError(f"the image cannot be loaded: {loaded.stderr}")
+        return image.NAME
 
     def _make_rootfs(self, folder: Path, owner: int) -> None:
         (folder / "bin").mkdir(parents=True)
