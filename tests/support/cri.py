@@ -100,7 +100,7 @@ MESSAGES = message_classes(
         "ExecSyncRequest": "1 container_id string, 2 cmd string*, 3 timeout int64",
         "ExecSyncResponse": "1 stdout bytes, 2 stderr bytes, 3 exit_code int32",
         # Images
-        "ImageSpec": "1 image string",
+        "ImageSpec": "1 image string, 18 user_specified_image string",
         "ImageStatusRequest": "1 image ImageSpec",
         "ImageStatusResponse": "1 image Image",
         "Image": "1 id string, 2 repo_tags string*, 3 repo_digests string*",
@@ -314,7 +314,7 @@ class CriClient:
             security |= {"run_as_user": {"value": user}, "run_as_group": {"value": user}}
         config = MESSAGES["ContainerConfig"](
             metadata={"name": name},
-            image={"image": image},
+            image={"image": image, "user_specified_image": image},  # CRI-O needs both
             command=command,
             args=args,
             envs=[{"key": key, "value": value} for key, value in (env or {}).items()],
