@@ -54,8 +54,8 @@ def says(path: Path, who: str, said: Path) -> Path:
 class Gated:
     """A gate below a folder, with settings that have not been changed just now.
 
-    place: of the settings, a file. kind: of the runtime. changes: to the `gate.Gate`. python: whether Python is
-    the real one, or a program that says how it was called.
+    place: of the settings, a file. kind: of the runtime. changes: to the `gate.Gate`. python: whether Python
+    is the real one, or a program that says how it was called.
     """
 
     def __init__(

@@ -213,6 +213,14 @@ def test_patterns_of_other_settings_are_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["patterns"]
 
 
+def test_patterns_look_older_than_what_was_read_for_them(tmp_path: Path) -> None:
+    """What changes while or after settings are read is newer, also to a shell that compares whole seconds."""
+    began = time.time_ns()
+    patterns.write(str(tmp_path), "/a", [], began)
+
+    assert os.stat(tmp_path / "patterns").st_mtime_ns // 10**9 < began // 10**9
+
+
 # --- sandboxes -----------------------------------------------------------------------------------------
 
 
