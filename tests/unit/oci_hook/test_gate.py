@@ -6,8 +6,10 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -425,6 +427,22 @@ def test_any_path_can_be_baked_in(first: str, second: str, third: str) -> None:
         assert gated.call("state", third).argv == ("state", third)
         reached = gated.call("create", "--bundle", str(plain), "x")
         assert (reached.who, reached.argv[2]) == ("real", str(plain))
+
+
+def test_a_wheel_carries_the_script(tmp_path: Path) -> None:
+    """What is installed from one is read as a file of the package."""
+    folder = Path(__file__).parents[3] / "backends/oci_hook"
+    source = tmp_path / "source"
+    shutil.copytree(folder, source, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    script = f"import hatchling.build; hatchling.build.build_wheel({str(tmp_path)!r})"
+
+    subprocess.run([sys.executable, "-c", script], cwd=source, capture_output=True, timeout=60, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+
+    assert (
+        zipfile.ZipFile(wheel).read("cdi_courier_oci_hook/gate.sh")
+        == (folder / "src/cdi_courier_oci_hook/gate.sh").read_bytes()
+    )
 
 
 @pytest.mark.parametrize("name", ["real", "settings", "state_dir", "gate_dir"])

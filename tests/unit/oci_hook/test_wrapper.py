@@ -577,13 +577,41 @@ def test_a_table_that_cannot_be_used_only_costs_time(files: Any, damage: bytes) 
 
 def test_patterns_that_are_gone_are_made_anew(files: Any) -> None:
     """From the table where it holds, by the next container, whatever it asks for."""
-    gated = gated_by(files, interpreter=NOWHERE)
+    gated = gated_by(files, interpreter="/bin/false")
     (gated.folder / "patterns").unlink()
     path = bundle(files, {"other": "x"})
 
     assert gated.call("create", "--bundle", str(path), "x").who == "real"
     made = (gated.folder / "patterns").read_text()
     assert made.splitlines()[1:] == [f'"{KEY}']
+
+
+def test_without_its_interpreter_nothing_changes_for_who_does_not_ask(files: Any) -> None:
+    """Patterns and table are old and nobody can make them anew: only a container that asks is refused."""
+    gated = gated_by(files, interpreter=NOWHERE, table=False)
+    (gated.folder / "patterns").unlink()
+
+    plain = gated.call("create", "--bundle", str(bundle(files, {"other": "x"})), "x")
+    asks = gated.call("create", "--bundle", str(bundle(files, {KEY: "v.com/c=a"})), "x")
+
+    assert (plain.who, plain.stderr) == ("real", "")
+    assert (asks.who, asks.returncode) == ("", 1)
+    assert "HOK003" in asks.stderr
+
+
+def test_in_a_folder_of_everybody_no_name_is_foreseen(files: Any) -> None:
+    """What somebody else puts there under the name of a bundle's temporary file is in nobody's way."""
+    gated = gated_by(files)
+    gated.call("create", "--bundle", str(bundle(files, {KEY: "v.com/c=a"})), "x")
+    folder = files.root / "tmp"
+    folder.mkdir()
+    os.chmod(folder, 0o1777)
+    (folder / ".p.json.cdi-courier/in").mkdir(parents=True)
+    (folder / "p.json").write_text("{}")
+
+    assert gated.call("exec", "--process", str(folder / "p.json"), "x").who == "real"
+    assert json.loads((folder / "p.json").read_text()) == {"env": ["A=1", "B=2"]}
+    assert len(list(folder.iterdir())) == 2
 
 
 @pytest.mark.parametrize("table", [True, False], ids=["light", "slow"])

@@ -323,6 +323,9 @@ class _Folder:
         that nobody reads and that the next one removes.
         """
         temporary = f".{name}.cdi-courier"
+        if os.fstat(self._number).st_mode & 0o022:
+            # Others write there too, as in /tmp, where containerd puts the process of an exec.
+            temporary += f".{os.urandom(8).hex()}"
         try:
             _unlink(temporary, self._number)
             _write_new(temporary, data, like, self._number)
