@@ -429,6 +429,23 @@ def test_any_path_can_be_baked_in(first: str, second: str, third: str) -> None:
         assert (reached.who, reached.argv[2]) == ("real", str(plain))
 
 
+def test_a_gate_can_be_printed(gated: Gated, place: Path, tmp_path: Path) -> None:
+    """By the backend's own command, to be put in its place by hand; a gate in front of a gate is refused."""
+    argv = [sys.executable, "-m", "cdi_courier_oci_hook", "--config", str(place)]
+
+    done = subprocess.run([*argv, str(gated.real)], capture_output=True, timeout=60, check=False)
+    refused = subprocess.run(
+        [*argv, str(gated.path)], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    (tmp_path / "printed").write_bytes(done.stdout)
+    (tmp_path / "printed").chmod(0o755)
+    assert gate.real_of(str(tmp_path / "printed")) == str(gated.real)
+    gated.path = tmp_path / "printed"
+    assert gated.call("state", "x").who == "real"
+    assert (refused.returncode, refused.stdout, refused.stderr[:8]) == (1, "", "HOK013: ")
+
+
 def test_a_wheel_carries_the_script(tmp_path: Path) -> None:
     """What is installed from one is read as a file of the package."""
     folder = Path(__file__).parents[3] / "backends/oci_hook"
