@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -252,6 +253,18 @@ def test_a_newer_gate_may_take_the_place_of_one_in_use(host: Host):
     host.lab.cri.remove_pod(pod)
 
 
+@pytest.mark.parametrize("word", ["--version", "features", "list"])
+def test_what_creates_nothing_is_answered_by_the_real_runtime(host: Host, word: str):
+    """The gate says what runc says, with the same status."""
+    answers = [
+        subprocess.run([program, word], capture_output=True, check=True, timeout=30).stdout
+        for program in (host.gate, host.lab.containerd.binaries.runc)
+    ]
+
+    assert answers[0] == answers[1]
+    assert answers[0]
+
+
 def test_once_it_is_in_force_there_is_nothing_to_do(host: Host):
     """Installing again writes nothing, and asks for no restart."""
     before = host.restarter.times
@@ -297,7 +310,7 @@ def test_nothing_goes_while_a_container_uses_it_and_everything_afterwards(plain:
 
 
 def test_a_gate_that_the_daemon_still_calls_goes_last(installed: Host):
-    """Without a restart the files are put back, but pods still start; the wrapper goes once it is restarted."""
+    """Without a restart the files are put back, but pods still start; after it the wrapper goes as well."""
     lab = installed.lab
     lab.remove_pods()
     written = files_of(lab)
