@@ -136,6 +136,7 @@ def test_the_handler_is_a_copy_of_the_default_one(etc: Path, files: Files):
     assert ours["runtime_type"] == RUNC
     assert ours["pod_annotations"] == PATTERNS
     assert ours["options"]["BinaryName"] == str(etc.parents[1] / "bin/cdi-courier-containerd")
+    assert b"version = " in (change.content or b"")
     old = files.version.startswith("1")
     assert [c.path for c in rest] == ([] if old or files.imported else [str(main)])
 
