@@ -77,7 +77,7 @@ def hosted(packages: Packages, suite: tuple[str, ...]) -> Iterator[Host]:
     with (
         pytest.MonkeyPatch.context() as monkeypatch,
         Lab(suite, packages=packages, nri=False) as lab,
-        Restarter(lab) as restarter,
+        Restarter(lab.root, lab.containerd.restart) as restarter,
     ):
         keep_files(lab, monkeypatch)
         lab.delivery = "edits"
