@@ -29,12 +29,19 @@ _ROUNDS = 4  # systemd may write its program anew while this works
 class _Work:
     """One call of `allow`. opened: descriptors to close. made: id of a program → what takes its place."""
 
-    __slots__ = ("grants", "made", "opened", "path")
+    __slots__ = ("grants", "made", "opened", "path", "tolerate")
 
-    def __init__(self, path: str, grants: tuple[Grant, ...], opened: list[int]) -> None:
+    def __init__(
+        self,
+        path: str,
+        grants: tuple[Grant, ...],
+        opened: list[int],
+        tolerate: Callable[[DeliveryError], None],
+    ) -> None:
         self.path = path
         self.grants = grants
         self.opened = opened
+        self.tolerate = tolerate
         self.made: dict[int, int] = {}
 
     def keep(self, descriptor: int) -> int:
@@ -69,8 +76,10 @@ def allow(
 
     path: the cgroup, for messages. folders: its directory, and those of the cgroups above it whose programs
     may be replaced. own: whether any may be; the others are only asked. pins: where in a bpffs systemd takes
-    programs from. tolerate: raises, or not, what those others say. opened: gets descriptors to close, when nothing is to be undone any more. undo: gets what
-    puts the old programs back. Raises `DeliveryError` ``HOK251`` to ``HOK264``.
+    programs from. tolerate: raises a refusal by those others, or not. opened: gets descriptors, to be closed
+    when nothing is to be undone any more. undo: gets what puts the old programs back.
+
+    Raises `DeliveryError` ``HOK251`` to ``HOK264``.
     """
     if not bpf.supported():
         raise DeliveryError(
@@ -78,11 +87,11 @@ def allow(
             f"device filters of cgroup version 2 cannot be changed on {quoted(os.uname().machine)}",
             "this works on x86_64 and aarch64; deliver by NRI or the runtime wrapper instead",
         )
-    work = _Work(path, grants, opened)
+    work = _Work(path, grants, opened, tolerate)
     levels = [work.keep(_open_folder(folder)) for folder in folders]
     for _ in range(_ROUNDS):
         # Everything is loaded before anything is attached.
-        plan = _plan(work, levels[0], levels if own else [], tolerate)
+        plan = _plan(work, levels[0], levels if own else [])
         if not plan:
             break
         for exchange in plan:
@@ -98,13 +107,12 @@ def allow(
         _pin_anew(work, pin)
 
 
-def _plan(
-    work: _Work, leaf: int, changeable: list[int], tolerate: Callable[[DeliveryError], None]
-) -> list[_Exchange]:
+def _plan(work: _Work, leaf: int, changeable: list[int]) -> list[_Exchange]:
     """What is to be exchanged, loaded and not yet attached. leaf, changeable: directories of cgroups."""
     try:
-        attached = [(folder, *bpf.query(folder)) for folder in changeable]
+        # In this order: what is attached to the container's cgroups in between is none of those above.
         effective, _ = bpf.query(leaf, effective=True)
+        attached = [(folder, *bpf.query(folder)) for folder in changeable]
     except OSError as error:
         if error.errno in (errno.EINVAL, errno.ENOSYS):
             return []  # a kernel without device programs has no filter either
@@ -114,7 +122,7 @@ def _plan(
     ours = {identifier for _, identifiers, _ in attached for identifier in identifiers}
     for identifier in effective:
         if identifier not in ours:
-            _need_yes(work, identifier, tolerate)
+            _need_yes(work, identifier)
     plan = []
     for folder, identifiers, flags in attached:
         for identifier in identifiers:
@@ -145,8 +153,8 @@ def _program(work: _Work, identifier: int) -> tuple[int, bytes] | None:
         raise _failed("read a device filter", work.path, error) from None
 
 
-def _need_yes(work: _Work, identifier: int, tolerate: Callable[[DeliveryError], None]) -> None:
-    """Refuse if a program that may not be replaced says no."""
+def _need_yes(work: _Work, identifier: int) -> None:
+    """Refuse, if that is not tolerated, where a program that may not be replaced says no."""
     found = _program(work, identifier)
     if found is None:
         return
@@ -160,15 +168,15 @@ def _need_yes(work: _Work, identifier: int, tolerate: Callable[[DeliveryError], 
                 f"program {identifier}, a device filter that is not the container's own, denies {text}",
                 f"{where}: allow the device there (DeviceAllow= of a systemd unit), {BEST_EFFORT}",
             )
-            tolerate(refusal)
+            work.tolerate(refusal)
         elif answer is None:
             refusal = DeliveryError(
                 "HOK255",
-                f"it cannot be told whether program {identifier}, a device filter that is not the container's "
-                f"own, allows {text}: it uses maps or functions",
+                f"whether program {identifier}, a device filter that is not the container's own, allows "
+                f"{text} cannot be told: it uses maps or functions",
                 f"{where}; {BEST_EFFORT}",
             )
-            tolerate(refusal)
+            work.tolerate(refusal)
 
 
 def _replacement(work: _Work, code: bytes) -> int:
