@@ -11,6 +11,7 @@ from cdi_courier_oci_hook.live import device_filter
 from cdi_courier_oci_hook.live.device_filter import BLOCK, CHAR, MKNOD, READ, WRITE
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.bpf_code import EXIT, NO, YES, code
 
 ACCESSES = (MKNOD, READ, WRITE, READ | WRITE)
 """What the kernel asks for."""
@@ -29,17 +30,6 @@ RULES = st.lists(
 """Yes or no, to which devices (None: to all), and to what access."""
 
 Rule = tuple[bool, int, int | None, int | None, int]
-
-
-def code(*instructions: tuple[int, int, int, int, int]) -> bytes:
-    """Instructions given as opcode, destination, source, offset, immediate."""
-    return b"".join(
-        struct.pack("<BBhi", op, src << 4 | dst, off, imm) for op, dst, src, off, imm in instructions
-    )
-
-
-EXIT = (0x95, 0, 0, 0, 0)
-YES, NO = (code((0xB7, 0, 0, 0, answer), EXIT) for answer in (1, 0))
 
 
 def compiled(rules: Sequence[Rule], default: bool) -> bytes:
