@@ -178,8 +178,8 @@ class Container:
         path = f"/dev/t{major}-{minor}"
         redirection = {"r": "<", "w": ">>", "rw": "<>"}[access]
         said = self.execute(
-            f"[ -e {path} ] || mknod {path} c {major} {minor} || exit 1; "
-            f"(exec 3{redirection}{path}) 2>&1 && echo opened; true"
+            f"exec 2>&1; [ -e {path} ] || mknod {path} c {major} {minor} && (exec 3{redirection}{path}) && "
+            "echo opened; true"
         )
         return said.strip().rpartition(": ")[2]
 
