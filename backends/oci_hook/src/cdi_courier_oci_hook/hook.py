@@ -11,21 +11,20 @@ Source: contracts hooks-and-runtimes.md a.2, b.4, d.1 to d.5.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 
-from cdi_courier import editing, table
+from cdi_courier import editing, fastjson, table
 from cdi_courier.errors import CourierError, DeliveryError, quoted
 from cdi_courier.oci import process_ids
 
-from . import log, precreate
+from . import entry, log
+from .live import cgroup, mounts, namespaces, proxy, syscalls
 from .live import inject as live
-from .live import mounts, namespaces, proxy, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any, Literal, NoReturn
 
     from cdi_courier.request import ContainerRequest
@@ -41,11 +40,13 @@ _MOUNT_POINT = "io.kubernetes.cri-o.MountPoint"
 _POD_ANNOTATIONS = "io.kubernetes.cri-o.Annotations"
 _SANDBOX = "io.kubernetes.cri-o.SandboxID"
 _MANAGER = "io.container.manager"
-_LARGEST_ID = (1 << 31) - 1
+_TYPE = "io.kubernetes.cri-o.ContainerType"
+_LARGEST_PID = (1 << 31) - 1
+_WHAT = "the container's state on stdin"
 
 
-class Installed(precreate.Installed):
-    """What the installer has told the hook, beside what `precreate.Installed` says.
+class Installed(entry.Installed):
+    """What the installer has told the hook, beside what `entry.Installed` says.
 
     kind: who runs it. keys: the annotations it is run for, each a key or, if the second is true, the
     beginning of one. timeout: seconds after which the runtime kills it.
@@ -59,10 +60,6 @@ class Installed(precreate.Installed):
         self.kind: Kind = kind
         self.keys = tuple((key, begins) for key, begins in keys)
         self.timeout = timeout
-
-    def __repr__(self) -> str:
-        names = (*precreate.Installed.__slots__, *self.__slots__)
-        return f"Installed({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
 
 class Asked:
@@ -88,28 +85,12 @@ def command(installed: Installed, path: list[str]) -> str:
 
 def main(installed: Installed) -> NoReturn:
     """Inject what stdin's container asks for and end the process."""
-    os._exit(precreate.respond(lambda data: answer(data, installed), installed))
+    os._exit(respond(lambda data: _inject_or_go_slow(data, installed), installed))
 
 
-def answer(data: bytes, installed: Installed) -> bytes:
-    """Inject what the container of this state asks for; nothing is to be printed.
-
-    Does not return if only the full pipeline can tell. Raises `CourierError`.
-    """
-    asked = ask(data, installed)
-    if asked is None:
-        return b""
-    known = table.read(table.place(installed.state_dir), installed.settings)
-    if known is not None:
-        installed.log = known.log
-        try:
-            granted = editing.grant(asked.request, known)
-        except (editing.SlowPath, TypeError, KeyError, IndexError, ValueError, AttributeError):
-            pass  # also for a table that is not what it says; the full pipeline makes another
-        else:
-            deliver(asked, granted, installed, undeliverable=known.undeliverable, cgroup=known.device_cgroup)
-            return b""
-    return _go_slow(data, installed)
+def respond(inject: Callable[[bytes], None], installed: Installed) -> int:
+    """Do it with stdin's state and return 0; or log why it cannot be done, and return 1."""
+    return entry.guarded(lambda: inject(entry.read(0, _WHAT)), installed)
 
 
 def ask(data: bytes, installed: Installed) -> Asked | None:
@@ -128,6 +109,8 @@ def ask(data: bytes, installed: Installed) -> Asked | None:
         if annotations.get(_MANAGER) == "libpod":
             # Podman may read CRI-O's folder of hooks; it has a hook of its own, which has done all of it.
             return None
+        if annotations.get(_TYPE) == "sandbox":
+            return None
         names = {
             "namespace": annotations.get("io.kubernetes.pod.namespace", ""),
             "pod": annotations.get("io.kubernetes.pod.name", ""),
@@ -139,22 +122,40 @@ def ask(data: bytes, installed: Installed) -> Asked | None:
     return Asked(state, config, _root(state, config, installed.kind), request)
 
 
+def _inject_or_go_slow(data: bytes, installed: Installed) -> None:
+    asked = ask(data, installed)
+    if asked is None:
+        return
+    known = table.read(table.place(installed.state_dir), installed.settings)
+    if known is not None:
+        installed.log = known.log
+        try:
+            granted = editing.grant(asked.request, known)
+            undeliverable, device_cgroup = known.undeliverable, known.device_cgroup
+        except (editing.SlowPath, TypeError, KeyError, IndexError, ValueError, AttributeError):
+            pass  # also for a table that is not what it says; the full pipeline makes another
+        else:
+            if granted is not None:
+                deliver(asked, granted, installed, undeliverable=undeliverable, device_cgroup=device_cgroup)
+            return
+    entry.go_slow_with(data, installed, "hook_main")
+
+
 def deliver(
     asked: Asked,
-    granted: editing.Granted | CourierError | None,
+    granted: editing.Granted | CourierError,
     installed: Installed,
     *,
     undeliverable: Undeliverable,
-    cgroup: DeviceCgroup,
+    device_cgroup: DeviceCgroup,
 ) -> None:
     """Put what was granted into the container; all of what can be delivered, or nothing.
 
-    undeliverable: ``[delivery] undeliverable``. cgroup: ``[oci_hook] device_cgroup``.
+    undeliverable: ``[delivery] undeliverable``. device_cgroup: as in
+    ``[oci_hook]``.
     Raises `CdiError` ``CDI017``, ``CDI018``; `DeliveryError` from ``HOK204`` on.
     """
     deadline = time.monotonic() + max(installed.timeout - _RESERVE, _RESERVE)
-    if granted is None:
-        return
     if isinstance(granted, CourierError):
         log.write(installed.log, f"started without its devices: {granted}", log.WARNING)
         return
@@ -175,14 +176,12 @@ def deliver(
         if not mounts.unsupported(mount, user_namespace=spaces.user is not None)
     ]
 
-    def allow(rules: Iterable[live.Rule]) -> None:
-        from .live import cgroup as device_cgroup
-
-        device_cgroup.allow(
+    def allow(rules: Sequence[live.Rule]) -> None:
+        cgroup.allow(
             asked.state["pid"],
             rules,
             cgroups_path=_cgroups_path(asked.config),
-            mode=cgroup,
+            mode=device_cgroup,
             log_to=installed.log,
         )
 
@@ -250,13 +249,13 @@ def _undeliverable(names: Sequence[str], lost: Sequence[tuple[str, str]]) -> Del
 
 def _state(data: bytes) -> Json:
     try:
-        state = json.loads(data)
+        state = fastjson.loads(data)
     except (ValueError, RecursionError) as error:
         raise _unusable(f"it is not JSON: {error}") from None
     if not isinstance(state, dict):
         raise _unusable("it is not an object")
     pid = state.get("pid")
-    if type(pid) is not int or not 0 < pid <= _LARGEST_ID:
+    if type(pid) is not int or not 0 < pid <= _LARGEST_PID:
         # A hook of a later stage would see none, or that of another PID namespace.
         raise _unusable("it names no process")
     if not isinstance(state.get("bundle", ""), str) or not isinstance(state.get("root", ""), str):
@@ -279,7 +278,7 @@ def _json_file(path: str) -> Json | None:
     """An object from a file that a runtime or engine wrote; None if there is none."""
     try:
         with open(path, "rb") as file:
-            found = json.loads(file.read())
+            found = fastjson.loads(file.read())
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
@@ -332,7 +331,7 @@ def _of_sandbox(state: Json, annotations: Json, keys: Keys) -> Json:
         containers = os.path.dirname(os.path.dirname(os.path.normpath(state.get("bundle") or "/")))
         config = _json_file(f"{containers}/{sandbox}/userdata/config.json") or {}
         try:
-            found = json.loads((config.get("annotations") or {}).get(_POD_ANNOTATIONS) or "{}")
+            found = fastjson.loads(((config.get("annotations") or {}).get(_POD_ANNOTATIONS) or "{}").encode())
         except (ValueError, TypeError, AttributeError, RecursionError):
             found = {}
         if isinstance(found, dict) and _has(found, keys):
@@ -357,26 +356,3 @@ def _unusable(why: str) -> DeliveryError:
         f"the container's state on stdin is not usable: {why}",
         "this is a hook of the stages createRuntime and prestart; report the runtime and its version",
     )
-
-
-def _go_slow(data: bytes, installed: Installed) -> NoReturn:
-    """Go on as the interpreter that has everything, with the same stdin."""
-    script = (
-        "from cdi_courier_oci_hook.hook import Installed; "
-        f"from cdi_courier_oci_hook.slow_hook import main; main({installed!r})"
-    )
-    try:
-        descriptor = os.memfd_create("state")
-        view = memoryview(data)
-        while view:
-            view = view[os.write(descriptor, view) :]
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        os.dup2(descriptor, 0)
-        argv = [installed.interpreter, "-I", "-c", script]
-        os.execve(installed.interpreter, argv, os.environ)  # noqa: S606 - our own, by absolute path
-    except OSError as error:
-        raise DeliveryError(
-            "HOK003",
-            f"{quoted(installed.interpreter)} cannot be run: {error.strerror}",
-            "was the product removed or moved? `cdi-courier install` once more, or `cdi-courier uninstall`",
-        ) from None

@@ -10,9 +10,9 @@ It must not know annotations, policy or settings. Source: contracts hooks-and-ru
 
 from __future__ import annotations
 
-import json
 import os
 
+from cdi_courier import fastjson
 from cdi_courier.errors import DeliveryError, printable, quoted
 from cdi_courier.oci import complete_node, id_map_option
 
@@ -152,9 +152,9 @@ def _be(
             nodes.put(rootfs, node)
         said = _KEEP
     except DeliveryError as error:
-        said = json.dumps([error.code, error.message, error.hint]).encode()
+        said = fastjson.dumps([error.code, error.message, error.hint])
     except BaseException as error:  # noqa: BLE001 - this process is a copy of the caller's and must end here
-        said = json.dumps([f"{type(error).__name__}: {error}"]).encode()
+        said = fastjson.dumps([f"{type(error).__name__}: {error}"])
     status = 1
     try:
         if said == _KEEP:
@@ -259,7 +259,7 @@ def _all_of(descriptor: int) -> bytes:
 def _told(said: bytes) -> DeliveryError:
     """The error that the child has told."""
     try:
-        words = json.loads(said)
+        words = fastjson.loads(said)
     except ValueError:
         return _broken("it ended without a word")
     return DeliveryError(*words) if len(words) == 3 else _broken(printable(words[0]))

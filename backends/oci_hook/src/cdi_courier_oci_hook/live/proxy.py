@@ -9,10 +9,10 @@ Source: contracts hooks-and-runtimes.md d.1, d.2.8.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 
+from cdi_courier import fastjson
 from cdi_courier.errors import DeliveryError, quoted
 
 from . import syscalls
@@ -57,7 +57,7 @@ def _run(hook: Json, state: Json, spaces: Namespaces | None, root: str, deadline
     if timeout is not None:
         deadline = min(deadline, time.monotonic() + timeout)
     try:
-        stdin = _file("state", json.dumps(seen).encode())
+        stdin = _file("state", fastjson.dumps(seen))
         output = _file("output", b"")
         child = syscalls.fork()
     except OSError as error:
