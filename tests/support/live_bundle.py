@@ -29,24 +29,31 @@ SUITES = {"runc-1.1": ("runc", "bookworm"), "runc-1.3": ("runc", "sid")} | {
 }
 """Name of a runtime → package and Debian suite."""
 
-# crun of bookworm refuses a machine that has both versions of cgroups.
-_PURE_V2 = "mount --make-rprivate / && mount -t cgroup2 cdi-courier /sys/fs/cgroup && "
+# crun of bookworm refuses a machine that has both versions of cgroups, and on the second alone it sets a
+# limit that takes a capability which not every machine gives.
+_PRIVATE = "set -e; mount --make-rprivate /; "
+_LAYOUTS = {
+    "crun-1.8": _PRIVATE + "mount -t tmpfs cgroup /sys/fs/cgroup; "
+    "for name in cpu cpuacct cpuset memory devices freezer blkio pids; do "
+    "mkdir /sys/fs/cgroup/$name; mount -t cgroup -o $name cgroup /sys/fs/cgroup/$name; done; ",
+    "crun-1.28": _PRIVATE + "mount -t cgroup2 cgroup /sys/fs/cgroup; ",
+}
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """A low-level runtime. pure_v2: whether it is run where there is only the second version of cgroups."""
+    """A low-level runtime. layout: a shell script that mounts the cgroups that it is run with, privately."""
 
     name: str
     binary: Path
-    pure_v2: bool = False
+    layout: str = ""
 
 
 def runtime(packages: Packages, name: str) -> Runtime:
     """One of `SUITES`. Raises PackageError."""
     kind, suite = SUITES[name]
     binary = runc_of(packages, suite) if kind == "runc" else crun_of(packages, suite)
-    return Runtime(name, binary, pure_v2=kind == "crun")
+    return Runtime(name, binary, _LAYOUTS.get(name, ""))
 
 
 def make_rootfs(folder: Path, packages: Packages) -> Path:
@@ -122,6 +129,8 @@ class Bundle:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.call("delete", "--force", self.id)
+        # What runc leaves on the host for a container without a mount namespace.
+        subprocess.run(["umount", self.folder / "rootfs"], stderr=subprocess.DEVNULL, check=False)
         shutil.rmtree(self.state, ignore_errors=True)
 
     @property
@@ -137,11 +146,10 @@ class Bundle:
         """Call the runtime."""
         # Both may go to a file: a runtime waits for its hooks' output, and this must not for its containers'.
         own = f'exec {self.runtime.binary} --root {self.state} "$@"'
-        setup = _PURE_V2 if self.runtime.pure_v2 else ""
-        enter = ["unshare", "--mount"] if self.runtime.pure_v2 else []
+        enter = ["unshare", "--mount"] if self.runtime.layout else []
         with (self.folder / "output").open("w+") as output:
             done = subprocess.run(
-                [*enter, "sh", "-c", setup + own, "sh", *arguments],
+                [*enter, "sh", "-c", self.runtime.layout + own, "sh", *arguments],
                 cwd=cwd or self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
