@@ -35,14 +35,23 @@ class Edited:
     """An answer that changes the config.
 
     config: the new one. names: of the devices put in; empty if they were skipped because of `skipped`.
+    env: the variables put in, ``NAME=value``, also those that the config had already.
     """
 
-    __slots__ = ("config", "names", "skipped")
+    __slots__ = ("config", "env", "names", "skipped")
 
-    def __init__(self, config: Json, names: Iterable[str], skipped: CourierError | None = None) -> None:
+    def __init__(
+        self,
+        config: Json,
+        names: Iterable[str],
+        skipped: CourierError | None = None,
+        *,
+        env: Iterable[str] = (),
+    ) -> None:
         self.config = config
         self.names = tuple(names)
         self.skipped = skipped
+        self.env = tuple(env)
 
 
 def request_of(
@@ -65,9 +74,31 @@ def request_of(
 def edit(config: Json, request: ContainerRequest, table: Table, *, nested: bool = False) -> Edited | None:
     """The config with what `request` asks for; None if it asks for nothing. `config` is not changed.
 
-    nested: as in `put_in`.
+    nested: as in `put_in`. Raises as `grant`, and `CdiError` ``CDI017`` and ``CDI018``.
+    """
+    granted = grant(request, table)
+    if granted is None:
+        return None
+    if isinstance(granted, CourierError):
+        return skip(config, granted)
+    return put_in(config, granted.names, granted.edits, nested=nested)
+
+
+class Granted:
+    """What a container gets. names: of the devices. edits: theirs, merged, to be changed by nobody."""
+
+    __slots__ = ("edits", "names")
+
+    def __init__(self, names: Iterable[str], edits: Json) -> None:
+        self.names = tuple(names)
+        self.edits = edits
+
+
+def grant(request: ContainerRequest, table: Table) -> Granted | CourierError | None:
+    """What the table says of a request; None if it asks for nothing, an error if that is to be skipped.
+
     Raises `SlowPath` where the table cannot tell, and as the full pipeline does: `AnnotationError`,
-    `PolicyDenied` unless the settings say to skip, `CdiError` ``CDI017`` and ``CDI018``.
+    `PolicyDenied` unless the settings say to skip.
     """
     if _asks(request, table.foreign):
         raise SlowPath
@@ -84,12 +115,12 @@ def edit(config: Json, request: ContainerRequest, table: Table, *, nested: bool 
         require(table.policy(), request, requested)
     except PolicyDenied as error:
         if table.skip_denied:
-            return skip(config, error)
+            return error
         raise
     edits = table.resolve(requested)
     if edits is None:
         raise SlowPath
-    return put_in(config, requested, edits, nested=nested)
+    return Granted(requested, edits)
 
 
 def put_in(config: Json, names: Iterable[str], edits: Json, *, nested: bool = False) -> Edited:
@@ -100,22 +131,39 @@ def put_in(config: Json, names: Iterable[str], edits: Json, *, nested: bool = Fa
     same path, so one of another path becomes a bind mount.
 
     A hook that the config has already, to the letter, is not added: the engine may have injected the device
-    itself. Everything else in edits replaces its like. Raises `CdiError` ``CDI017``, ``CDI018``.
+    itself. Nor are cgroup rules that are the config's last ones already, so that editing twice is editing
+    once. Everything else in edits replaces its like. Raises `CdiError` ``CDI017``, ``CDI018``.
     """
     names = tuple(names)
     wanted = edits.get("hooks")
     if wanted:
-        edits = {**edits, "hooks": [hook for hook in wanted if not _has_hook(config, hook)]}
+        edits = {**edits, "hooks": [hook for hook in wanted if not has_hook(config, hook)]}
     edited = apply_edits(config, edits)
+    _drop_repeated_rules(config, edited)
     bound = _of_another_path(edits.get("deviceNodes") or [])
     if bound and (nested or has_user_namespace(edited)):
         _bind_nodes(edited, bound)
-    return Edited(_marked(edited, "injected:" + ",".join(names)), names)
+    return Edited(_marked(edited, "injected:" + ",".join(names)), names, env=edits.get("env") or ())
 
 
 def skip(config: Json, error: CourierError) -> Edited:
     """The config without devices, because the settings say so, and with the marker that says why."""
     return Edited(_marked({**config}, f"skipped:{error.code}"), (), error)
+
+
+def _drop_repeated_rules(config: Json, edited: Json) -> None:
+    """Take the appended cgroup rules away if the config ended with just these: the last match decides."""
+    before, after = _rules(config), _rules(edited)
+    added = len(after) - len(before)
+    if 0 < added <= len(before) and after[-added:] == before[-added:]:
+        del after[-added:]
+
+
+def _rules(config: Json) -> list[Any]:
+    found: Any = config
+    for key in ("linux", "resources", "devices"):
+        found = found.get(key) if isinstance(found, dict) else None
+    return found if isinstance(found, list) else []
 
 
 def _of_another_path(nodes: Iterable[Json]) -> dict[str, str]:
@@ -154,7 +202,8 @@ def _asks(request: ContainerRequest, families: Iterable[Any]) -> bool:
     )
 
 
-def _has_hook(config: Json, wanted: Json) -> bool:
+def has_hook(config: Json, wanted: Json) -> bool:
+    """Whether the config has a CDI hook already, to the letter."""
     hooks = config.get("hooks")
     present = hooks.get(wanted["hookName"]) if isinstance(hooks, dict) else None
     if not isinstance(present, list):

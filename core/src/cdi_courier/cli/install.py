@@ -11,7 +11,7 @@ import click
 from attrs import frozen
 
 from cdi_courier import changes
-from cdi_courier.cli import settings_of
+from cdi_courier.cli import held, settings_of
 from cdi_courier.errors import CourierError, HostError, PluginError, quoted
 from cdi_courier.plugins import Plugins, discover
 
@@ -208,17 +208,21 @@ def _do(job: _Job, settings: Settings, *, dry_run: bool, restart: bool, force: b
         run_restart(plan.restart)
     except HostError as error:
         if steps:
-            _take_back(plan, error)
+            _take_back(plan, settings, error)
         raise
     _look_again(job, settings)
     click.echo(f"{plan.runtime}: {plan.backend} can serve it")
 
 
-def _take_back(plan: ChangeSet, error: HostError) -> NoReturn:
+def _take_back(plan: ChangeSet, settings: Settings, error: HostError) -> NoReturn:
     """Undo the installation that the runtime does not start with, start it without, and say so."""
-    for manifest in changes.installed(changes.FOLDER):
-        if (manifest.backend, manifest.runtime) == (plan.backend, plan.runtime):
-            changes.undo(manifest, folder=changes.FOLDER)
+    mine = [
+        manifest
+        for manifest in changes.installed(changes.FOLDER)
+        if (manifest.backend, manifest.runtime) == (plan.backend, plan.runtime)
+    ]
+    for manifest in mine:
+        changes.undo(manifest, folder=changes.FOLDER, keep=held.of(manifest))
     outcome = "what had been written is taken back"
     try:
         run_restart(plan.restart)
@@ -226,6 +230,12 @@ def _take_back(plan: ChangeSet, error: HostError) -> NoReturn:
         outcome += f", and the restart fails without it too: {second.message}"
     else:
         outcome += ", and the runtime was restarted without it"
+    for manifest in mine:
+        try:
+            if held.of(manifest):
+                held.finish(manifest, settings)
+        except CourierError as third:
+            outcome += f"; {third.message}"
     raise HostError("CHG007", f"{error.message}; {outcome}", error.hint) from None
 
 
