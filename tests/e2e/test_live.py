@@ -470,31 +470,8 @@ def test_a_hostile_image_changes_nothing_outside_its_root(host: Host, links: dic
         assert "HOK2" in host.log() or "runc create failed" in done.stdout
 
 
-class Paused:
-    """A mount namespace as a runtime leaves it when it runs createRuntime hooks: the root is mounted."""
-
-    def __init__(self, rootfs: Path) -> None:
-        self.rootfs = rootfs
-        setup = (
-            f"mount --make-rprivate / && mount --bind {rootfs} {rootfs} && "
-            f"mount -t tmpfs -o mode=755 tmpfs {rootfs}/dev && echo ready && exec sleep 600"
-        )
-        self.process = subprocess.Popen(["unshare", "--mount", "sh", "-c", setup], stdout=subprocess.PIPE)
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == b"ready\n"
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-
-    def mounts(self) -> list[str]:
-        return Path(f"/proc/{self.process.pid}/mountinfo").read_text().splitlines()
-
-    def inner(self, path: str) -> Path:
-        """A path inside, from here. A link in it leads outside."""
-        return Path(f"/proc/{self.process.pid}/root{self.rootfs}{path}")
+class Paused(live_bundle.Paused):
+    """As a runtime leaves it, and injected into directly."""
 
     def inject(self, edits: dict[str, Any]) -> None:
         state = {"id": "x", "pid": self.process.pid, "status": "creating", "bundle": "/"}

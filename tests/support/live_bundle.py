@@ -164,3 +164,32 @@ class Bundle:
     def run(self) -> subprocess.CompletedProcess[str]:
         """Create, start and delete the container; what it and the runtime printed."""
         return self.call("run", "--bundle", str(self.folder), self.id)
+
+
+class Paused:
+    """A mount namespace as a runtime leaves it when it runs createRuntime hooks: the root is mounted."""
+
+    def __init__(self, rootfs: Path) -> None:
+        self.rootfs = rootfs
+        setup = (
+            f"mount --make-rprivate / && mount --bind {rootfs} {rootfs} && "
+            f"mount -t tmpfs -o mode=755 tmpfs {rootfs}/dev && echo ready && exec sleep 600"
+        )
+        self.process = subprocess.Popen(["unshare", "--mount", "sh", "-c", setup], stdout=subprocess.PIPE)
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == b"ready\n"
+
+    def end(self) -> None:
+        """End its process, and with it the namespace."""
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def mounts(self) -> list[str]:
+        """The lines of its mountinfo."""
+        return Path(f"/proc/{self.process.pid}/mountinfo").read_text().splitlines()
+
+    def inner(self, path: str) -> Path:
+        """A path inside, from here. A link in it leads outside."""
+        return Path(f"/proc/{self.process.pid}/root{self.rootfs}{path}")
