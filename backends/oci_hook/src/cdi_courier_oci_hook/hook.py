@@ -167,6 +167,8 @@ def deliver(
         if undeliverable != "warn":
             raise error
         log.write(installed.log, f"started without a part of its devices: {error}", log.WARNING)
+    if not asked.config:
+        log.write(installed.log, "no config was found beside the state; device nodes are root's", log.WARNING)
     uid, gid = process_ids(asked.config)
     wanted = dict(granted.edits)
     wanted["hooks"] = [hook for hook in wanted.get("hooks") or [] if not editing.has_hook(asked.config, hook)]
