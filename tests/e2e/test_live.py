@@ -20,7 +20,7 @@ import cdi_courier_oci_hook
 import pytest
 from cdi_courier import compiling
 from cdi_courier.errors import DeliveryError
-from cdi_courier_oci_hook import hook
+from cdi_courier_oci_hook import hook, hooksd
 from cdi_courier_oci_hook.live import inject as live
 from cdi_courier_oci_hook.live import namespaces, syscalls
 from support import live_bundle
@@ -468,6 +468,50 @@ def test_a_hostile_image_changes_nothing_outside_its_root(host: Host, links: dic
         assert done.stdout.splitlines()[-3:] == ["hello from the host"] * 2 + ["1:3"]
     else:
         assert "HOK2" in host.log() or "runc create failed" in done.stdout
+
+
+NAMES = {
+    "io.container.manager": "cri-o",
+    "io.kubernetes.container.name": "c0",
+    "io.kubernetes.cri-o.ContainerType": "container",
+    "io.kubernetes.cri-o.SandboxID": "5a",
+    "io.kubernetes.pod.name": "pod",
+}
+
+
+@pytest.mark.parametrize("name", ["runc-1.1", "crun-1.28"])
+@pytest.mark.parametrize("in_state", [True, False], ids=["1.24 and newer", "before 1.24"])
+@pytest.mark.parametrize("namespace", ["gpu-operator", "default"])
+def test_the_hook_as_crio_runs_it_obeys_the_rules_for_kubernetes(
+    host: Host, name: str, namespace: str, in_state: bool
+) -> None:
+    """As installed for CRI-O, with its folders and annotations: the pod's namespace decides."""
+    host.device({"deviceNodes": [NODE]})
+    settings = compiling.load_settings(str(host.root / "config.toml"))
+    (change,) = hooksd.files(settings, "/nowhere", "cri-o")
+    written = json.loads(change.content or b"")
+    pod = {f"{KEY}/container.c0": "v.com/c=a", f"{KEY}/container.c1": "v.com/c=missing"}
+    annotations = {**NAMES, "io.kubernetes.pod.namespace": namespace, **(pod if in_state else {})}
+    containers = host.root / "overlay-containers"
+    for folder in ("5a/userdata", "c0/userdata"):
+        (containers / folder).mkdir(parents=True)
+    sandbox = {"annotations": {"io.kubernetes.cri-o.Annotations": json.dumps(pod)}}
+    (containers / "5a/userdata/config.json").write_text(json.dumps(sandbox))
+    config = live_bundle.config(
+        ["ls", "/dev/demo"],
+        annotations=annotations,
+        hooks={stage: [written["hook"]] for stage in written["stages"]},
+    )
+    config["root"]["path"] = str(host.rootfs)
+    runtime = live_bundle.runtime(host.packages, name)
+    with Bundle(runtime, containers / "c0/userdata", config) as container:
+        done = container.run()
+
+    if namespace == "default":
+        assert done.returncode != 0
+        assert "POL001" in host.log()
+    else:
+        assert done.stdout == "fuse\n", done.stdout + host.log()
 
 
 class Paused(live_bundle.Paused):
