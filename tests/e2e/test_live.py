@@ -514,6 +514,40 @@ def test_the_hook_as_crio_runs_it_obeys_the_rules_for_kubernetes(
         assert done.stdout == "fuse\n", done.stdout + host.log()
 
 
+def test_without_a_table_the_full_pipeline_injects_and_makes_one(host: Host) -> None:
+    """The first container takes longer and gets the same."""
+    host.device({"deviceNodes": [NODE]})
+    table = host.root / "state/table.json"
+    table.unlink()
+    with host.container("runc-1.3", "ls /dev/demo") as container:
+        done = container.run()
+
+    assert done.stdout == "fuse\n", done.stdout + host.log()
+    assert table.exists()
+
+
+def test_what_the_runtime_injects_itself_is_not_doubled(host: Host) -> None:
+    """The config has the device, the mount and the hook already."""
+    said = host.root / "said"
+    command = {"path": "/bin/sh", "args": ["sh", "-c", f"echo run >> {said}"]}
+    mount = {"hostPath": str(host.source), "containerPath": "/opt/x", "options": ["bind", "ro"]}
+    node = {"path": "/dev/fuse", "fileMode": 0o640}
+    host.device(
+        {"hooks": [{"hookName": "createContainer", **command}], "mounts": [mount], "deviceNodes": [node]}
+    )
+    with host.container("runc-1.3", "grep -c /opt/x /proc/self/mountinfo; stat -c %a /dev/fuse") as container:
+        container.config["hooks"]["createContainer"] = [command]
+        container.config["mounts"].append(
+            {"destination": "/opt/x", "source": str(host.source), "options": ["bind", "ro"]}
+        )
+        container.config["linux"]["devices"] = [{"path": "/dev/fuse", "type": "c", "major": 10, "minor": 229}]
+        container.write()
+        done = container.run()
+
+    assert done.stdout.split() == ["1", "640"], done.stdout + host.log()
+    assert said.read_text() == "run\n"
+
+
 class Paused(live_bundle.Paused):
     """As a runtime leaves it, and injected into directly."""
 
@@ -611,11 +645,21 @@ def everything(host: Host) -> dict[str, Any]:
     }
 
 
+@pytest.fixture(params=[0, OUTER], ids=["same users", "own users"])
+def any_paused(host: Host, request: pytest.FixtureRequest) -> Iterator[Paused]:
+    """With a user namespace of its own, too."""
+    (host.rootfs / "etc/link").symlink_to("/opt/through")
+    chown_tree(host.rootfs, request.param)
+    made = Paused(host.rootfs, request.param)
+    yield made
+    made.end()
+
+
 def test_every_call_may_fail_and_nothing_is_left(
-    host: Host, paused: Paused, monkeypatch: pytest.MonkeyPatch
+    host: Host, any_paused: Paused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each system call fails once, in whichever process: there is an error, and everything is as before."""
-    (host.rootfs / "etc/link").symlink_to("/opt/through")
+    paused = any_paused
     edits = everything(host)
     before = digest(host.rootfs, host.outside, host.source), own_mounts(host), paused.mounts()
     dev = list(paused.inner("/dev").iterdir())
@@ -637,6 +681,7 @@ def test_every_call_may_fail_and_nothing_is_left(
         assert list(paused.inner("/dev").iterdir()) == dev, f"after the failure of call {k}"
 
     assert failed == count > 100
+    assert stat.S_ISCHR(paused.inner("/dev/demo/x").stat().st_mode)
     assert paused.inner("/opt/dir/a/hello").read_text() == "hello from the host\n"
 
 

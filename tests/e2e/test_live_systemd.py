@@ -26,7 +26,7 @@ MANAGED["crun 1.21"] = (crun_of, "trixie")
 ALLOW = """
 from cdi_courier_oci_hook.live import cgroup, device_programs, systemd
 {seam}
-cgroup.allow({pid}, [("c", 1, 11, "rw")], cgroups_path={path!r}, mode="enforce")
+cgroup.allow({pid}, [("c", {major}, {minor}, "rw")], cgroups_path={path!r}, mode="enforce")
 """
 # As before systemd was told anything.
 UNTOLD = "systemd.declare = lambda *_: ()"
@@ -39,9 +39,15 @@ def host(packages: Packages) -> Iterator[BoxHost]:
         yield BoxHost(box, packages, MANAGED)
 
 
-def allow(container: Container, seam: str = "") -> None:
+def script(pid: int | str, cgroups_path: str, device: str = GRANTED, seam: str = "") -> str:
+    """What the hook does, as Python. seam: Python that goes before."""
+    major, _, minor = device.partition(":")
+    return ALLOW.format(pid=pid, path=cgroups_path, major=major, minor=minor, seam=seam)
+
+
+def allow(container: Container, device: str = GRANTED, seam: str = "") -> None:
     """Allow the device as the hook does."""
-    container.host.python(ALLOW.format(pid=container.pid, path=container.cgroups_path, seam=seam))
+    container.host.python(script(container.pid, container.cgroups_path, device, seam))
 
 
 def devices(container: Container) -> list[str]:
@@ -69,11 +75,23 @@ def test_without_telling_systemd_a_reload_takes_the_device(host: BoxHost, runtim
     """That is what the telling is for: the filter alone is written anew."""
     with host.container(runtime) as container:
         container.start()
-        allow(container, UNTOLD)
+        allow(container, seam=UNTOLD)
         before = devices(container)
         host.run("systemctl", "daemon-reload")
 
         assert (before, devices(container)) == (["opened", DENIED], [DENIED, DENIED])
+
+
+@pytest.mark.parametrize("runtime", MANAGED)
+def test_devices_that_are_granted_one_after_the_other_stay(host: BoxHost, runtime: str) -> None:
+    """The second grant adds to the first in what systemd has too."""
+    with host.container(runtime) as container:
+        container.start()
+        for device in (GRANTED, OTHER):
+            allow(container, device)
+        host.run("systemctl", "daemon-reload")
+
+        assert devices(container) == ["opened", "opened"]
 
 
 def test_the_unit_lists_the_device_once(host: BoxHost) -> None:
@@ -99,8 +117,7 @@ def test_a_scope_without_a_runtimes_own_filter_is_left_to_systemd(host: BoxHost)
     probe = f"echo 0 > {folder}/cgroup.procs; exec 3>>/dev/granted && echo opened"
     before = host.run("sh", "-c", probe, check=False).stdout
     seam = "device_programs.bpf.attach = None"
-    script = ALLOW.format(pid=pid, path="system.slice::plain", seam=seam)
-    host.python(script)
+    host.python(script(pid, "system.slice::plain", seam=seam))
     after = host.run("sh", "-c", probe).stdout
     host.run("systemctl", "stop", "plain.scope")
 
@@ -109,7 +126,7 @@ def test_a_scope_without_a_runtimes_own_filter_is_left_to_systemd(host: BoxHost)
 
 def test_systemd_answers_every_time(host: BoxHost) -> None:
     """Three hundred connections in a row, each of which calls as soon as it may."""
-    script = """
+    many = """
 from cdi_courier_oci_hook.live import systemd
 answers = 0
 for _ in range(300):
@@ -118,13 +135,13 @@ for _ in range(300):
     connection.close()
 print(answers)
 """
-    assert host.python(script).stdout == "300\n"
+    assert host.python(many).stdout == "300\n"
 
 
 def test_the_bus_serves_where_the_managers_socket_does_not(host: BoxHost) -> None:
     """Over the bus daemon, with its greeting and its signals, the unit is told as well."""
     with host.container("runc 1.3") as container:
-        allow(container, "systemd._SOCKETS = systemd._SOCKETS[1:]")
+        allow(container, seam="systemd._SOCKETS = systemd._SOCKETS[1:]")
         shown = host.run("systemctl", "show", "--property=DeviceAllow", f"cdi-{container.name}.scope").stdout
 
         assert re.search(r"^DeviceAllow=/dev/char/1:11 rw$", shown, re.MULTILINE)

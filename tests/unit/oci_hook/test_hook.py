@@ -15,6 +15,7 @@ import pytest
 from cdi_courier import compiling, editing
 from cdi_courier.errors import CourierError, DeliveryError, PolicyDenied
 from cdi_courier_oci_hook import hook
+from cdi_courier_oci_hook.live import syscalls
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -414,3 +415,16 @@ def test_the_hook_imports_little() -> None:
         *(f"cdi_courier_oci_hook.{name}" for name in own),
         *(name for name in more if name.startswith("cdi_courier_oci_hook.live.")),
     }
+
+
+@pytest.mark.parametrize("machine", ["riscv64", "armv7l", "i686", ""])
+def test_another_architecture_is_refused_in_words(machine: str) -> None:
+    """The numbers of its system calls are not known, and a wrong one could do anything."""
+    with pytest.raises(DeliveryError, match=r"HOK205.*x86_64 and aarch64"):
+        syscalls.must_be_supported(machine)
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_architectures_that_are_known_are_not(machine: str) -> None:
+    """Nothing is raised for them."""
+    assert syscalls.must_be_supported(machine) is None  # type: ignore[func-returns-value]

@@ -5,10 +5,14 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import cdi_courier
+import cdi_courier_oci_hook
 import pytest
 from cdi_courier.errors import DeliveryError
 from cdi_courier_oci_hook.live import bpf, cgroup, device_filter, device_list, systemd
@@ -790,6 +794,33 @@ def test_a_mount_that_begins_below_the_root_is_taken_off(host: Host, kernel: Ker
     host.allow()
 
     assert device_filter.permits(kernel.at(folder)[0], GRANT)
+
+
+def test_it_loads_only_light_modules() -> None:
+    """A bare interpreter loads the closure of the allowed modules, and of the product what is light."""
+    allowed = "json, os, stat, errno, ctypes, fcntl, _socket, fnmatch, time, __future__"
+    product = {str(Path(str(module.__file__)).parents[1]) for module in (cdi_courier, cdi_courier_oci_hook)}
+    loaded = [
+        subprocess.run(
+            [
+                os.path.realpath(getattr(sys, "_base_executable", sys.executable)),
+                *("-I", "-S", "-c"),
+                f"import sys; sys.path += {sorted(product)!r}; import {what}; print(*sys.modules)",
+            ],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        ).stdout.split()
+        for what in ("cdi_courier_oci_hook.live.cgroup", allowed)
+    ]
+
+    own = ("bpf", "cgroup", "dbus", "device_filter", "device_list", "device_programs", "refusals", "systemd")
+    assert set(loaded[0]) - set(loaded[1]) == {
+        *("cdi_courier", "cdi_courier.errors"),
+        *("cdi_courier_oci_hook", "cdi_courier_oci_hook.live", "cdi_courier_oci_hook.log"),
+        *(f"cdi_courier_oci_hook.live.{name}" for name in own),
+    }
 
 
 def test_no_rules_are_nothing_to_do() -> None:
