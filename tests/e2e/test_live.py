@@ -23,7 +23,7 @@ from cdi_courier.errors import DeliveryError
 from cdi_courier_oci_hook import hook, hooksd
 from cdi_courier_oci_hook.live import inject as live
 from cdi_courier_oci_hook.live import namespaces, syscalls
-from support import live_bundle
+from support import fake_crio, live_bundle
 from support.live_bundle import Bundle
 from support.packages import Packages
 from support.waiting import wait_for
@@ -546,6 +546,48 @@ def test_what_the_runtime_injects_itself_is_not_doubled(host: Host) -> None:
 
     assert done.stdout.split() == ["1", "640"], done.stdout + host.log()
     assert said.read_text() == "run\n"
+
+
+INSTALL = """
+set -e
+mount --make-rprivate /
+mount -t tmpfs tmpfs /var/lib
+courier() { "$1" -m cdi_courier --config "$2" "$3" --backend oci_hook --runtime cri-o; }
+courier "$1" "$2" install
+cp "$3/cdi-courier.json" "$4"
+"$1" -m cdi_courier --config "$2" doctor --json > "$4.doctor" || true
+"$1" -m cdi_courier --config "$2" uninstall --backend oci_hook --runtime cri-o
+"""
+DATA = Path(__file__).resolve().parents[1] / "data/runtimes"
+
+
+def test_what_is_installed_for_crio_is_run_and_undone(host: Host) -> None:
+    """By the real command, for a CRI-O 1.24 that answers as one does; uninstalling leaves nothing."""
+    hooks = host.root / "hooks.d"
+    hooks.mkdir()
+    socket = host.root / "crio.sock"
+    host.device({"deviceNodes": [NODE]}, f"runtimes.cri-o.endpoint = '{socket}'\nprobe.timeout = 20.0\n")
+    with fake_crio.crio(socket, DATA, "1.24.6") as crio:
+        told = crio.http_answers["/config"].replace(b"/usr/share/containers/oci/hooks.d", bytes(hooks))
+        crio.http_answers["/config"] = told
+        written = host.root / "written.json"
+        arguments = [sys.executable, host.root / "config.toml", hooks, written]
+        done = subprocess.run(
+            ["unshare", "--mount", "sh", "-c", INSTALL, "sh", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "without a restart" in done.stdout
+    assert list(hooks.iterdir()) == []
+    found = json.loads(written.read_text())
+    assert (found["version"], found["stages"]) == ("1.0.0", ["createRuntime"])
+    doctor = json.loads((host.root / "written.json.doctor").read_text())
+    offers = {offer["backend"]: offer for offer in doctor["runtimes"][0]["offers"]}
+    assert (offers["oci_hook"]["needs"], offers["oci_hook"]["fidelity"]) == ("nothing", "partial")
 
 
 class Paused(live_bundle.Paused):
