@@ -425,6 +425,32 @@ def test_a_specs_hook_that_fails_or_hangs_fails_the_container(
     assert digest(host.rootfs) == before
 
 
+@NEW
+def test_a_hook_that_the_runtime_kills_holds_nobody_up(host: Host, name: str) -> None:
+    """The runtime returns at once; nothing of the spec's hook and of what was injected is left."""
+    said = host.root / "said"
+    script = f"echo > {said}; sleep 600 & sleep 600"
+    host.device(
+        {
+            "mounts": [{"hostPath": str(host.source), "containerPath": "/opt/new/x"}],
+            "hooks": [{"hookName": "createContainer", "path": "/bin/sh", "args": ["sh", "-c", script]}],
+        }
+    )
+    before = digest(host.rootfs)
+    begin = time.monotonic()
+    with host.container(name, "echo started") as container:
+        container.config["hooks"]["createRuntime"][0]["timeout"] = 3
+        container.write()
+        done = container.run()
+        took = time.monotonic() - begin
+
+    assert done.returncode != 0
+    assert said.exists()
+    assert took < 15
+    wait_for(lambda: not (host.rootfs / "opt/new").exists(), 20, "what was made to be gone")
+    assert digest(host.rootfs) == before
+
+
 HOSTILE = {
     "dev is a link out": {"dev": "@"},
     "etc is a link out": {"etc": "@"},
