@@ -242,7 +242,8 @@ def _note(path: str, container: str, env: Sequence[str]) -> None:
     folder = os.path.dirname(path)
     temporary = os.path.join(os.path.dirname(folder), f".{RECORDS}.{os.getpid()}")
     try:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+        for private in (os.path.dirname(folder), folder):
+            os.makedirs(private, mode=0o700, exist_ok=True)
         _unlink(temporary)  # of a killed process that had our number
         _write_new(temporary, fastjson.dumps(list(env)), None)
         os.rename(temporary, path)
