@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +14,13 @@ from typing import Any
 import pytest
 from cdi_courier import changes
 from cdi_courier.host import gate_users
+from cdi_courier.host.model import Fact, Runtime
+from cdi_courier.settings import OciHookSettings, Settings
+from cdi_courier_oci_hook import wrapping
+from cdi_courier_oci_hook.backend import BUILT, OciHookBackend
 from click.testing import Result
-from support.containerd import SUITES_1_6, SUITES_1_7, SUITES_2
+from support.containerd import SUITES_1_6, SUITES_1_7, SUITES_2, packaged
+from support.containerd_files import HANDLED, Files
 from support.cri import CriError, Pod
 from support.installing import Restarter, courier, files_of, keep_files
 from support.lab import Lab
@@ -29,6 +36,7 @@ from support.scenario import (
     devices_of,
     hook,
     run,
+    serving,
     shell,
     spec,
 )
@@ -66,11 +74,11 @@ class Host:
         return config
 
 
-def hosted(packages: Packages, suite: tuple[str, ...]) -> Iterator[Host]:
+def hosted(packages: Packages, suite: tuple[str, ...], *, nri: bool = False) -> Iterator[Host]:
     with (
         pytest.MonkeyPatch.context() as monkeypatch,
-        Lab(suite, packages=packages, nri=False) as lab,
-        Restarter(lab) as restarter,
+        Lab(suite, packages=packages, nri=nri) as lab,
+        Restarter(lab.root, lab.containerd.restart) as restarter,
     ):
         keep_files(lab, monkeypatch)
         lab.delivery = "edits"
@@ -111,6 +119,87 @@ def refusal(host: Host, pod: Pod, name: str = "c1") -> str:
 def environment(host: Host, container: str) -> str:
     """The variables of the container's first process."""
     return shell(host.lab, container, "tr '\\0' '\\n' < /proc/1/environ")[1]
+
+
+# What containerd makes of its files
+
+
+def dump(containerd: Path, main: Path) -> dict[str, Any]:
+    """Its whole configuration as it understands it, without what is empty or names the files."""
+    done = subprocess.run(
+        [containerd, "-c", main, "config", "dump"], capture_output=True, check=True, timeout=30
+    )
+    document = tomllib.loads(done.stdout.decode())
+    document.pop("imports", None)
+    full: dict[str, Any] = filled(document)
+    return full
+
+
+def filled(value: Any) -> Any:
+    if isinstance(value, dict):
+        inner = {key: filled(item) for key, item in value.items() if key != "sandbox_mode"}
+        return {key: item for key, item in inner.items() if item not in ("", 0, [], {}, None)}
+    return value
+
+
+def handlers(document: dict[str, Any]) -> dict[str, Any]:
+    """The table of the CRI's plugin that has them."""
+    tables = [plugin.get("containerd", {}) for plugin in document["plugins"].values()]
+    (found,) = [table for table in tables if "runtimes" in table]
+    return found
+
+
+def readers(files: Files) -> list[str]:
+    """The containerds that read this host's files: the one that they are for, and newer and older ones."""
+    return ["2.1"] if files.version.startswith("2") else ["1.6", "1.7", "2.1"]
+
+
+@pytest.fixture(scope="module")
+def binaries(packages: Packages) -> dict[str, Path]:
+    """containerd's program, by version."""
+    suites = {"1.6": SUITES_1_6, "1.7": SUITES_1_7, "2.1": SUITES_2}
+    return {name: packaged(packages, suite).containerd for name, suite in suites.items()}
+
+
+@pytest.mark.parametrize(
+    ("files", "reader"),
+    [
+        pytest.param(files, reader, id=f"{name}-{reader}")
+        for name, files in HANDLED.items()
+        for reader in readers(files)
+    ],
+)
+def test_containerd_makes_of_the_files_what_is_meant(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    binaries: dict[str, Path],
+    files: Files,
+    reader: str,
+):
+    """There is one handler more, which is the default, and nothing else of the configuration is different."""
+    monkeypatch.setattr(changes, "FOLDER", str(tmp_path / "state"))
+    monkeypatch.setattr(wrapping, "real_runtime", lambda *_: "/usr/bin/true")
+    main = files.write(tmp_path / "etc")
+    if files.main is None:
+        main.write_text("version = 2\n")
+    before = dump(binaries[reader], main)
+    version = files.version if files.version.startswith(reader[:2]) else f"{reader}.0"
+    runtime = Runtime("containerd", "containerd", version, "", {"config": Fact(str(main), "a test")})
+    told = Settings(oci_hook=OciHookSettings(gate_dir=str(tmp_path / "bin")))
+    changes.apply(OciHookBackend(BUILT).plan(runtime, told), folder=changes.FOLDER)
+    after = dump(binaries[reader], main)
+
+    table, old = handlers(after), handlers(before)
+    ours = table["runtimes"].pop(HANDLER)
+    assert ours.pop("options")["BinaryName"] == str(tmp_path / "bin/cdi-courier-containerd")
+    assert ours.pop("pod_annotations") == [f"{DOMAIN}/*", DOMAIN]
+    copied = {**old["runtimes"][old["default_runtime_name"]]}
+    copied.pop("options", None)
+    # Who is added has this by default, as runc has, but only of runc is it in the dump.
+    assert {**ours, "sandboxer": ""} == {**copied, "sandboxer": ""}
+    assert table["default_runtime_name"] == HANDLER
+    table["default_runtime_name"] = old["default_runtime_name"]
+    assert after == before
 
 
 # What containers get
@@ -252,6 +341,18 @@ def test_a_newer_gate_may_take_the_place_of_one_in_use(host: Host):
     host.lab.cri.remove_pod(pod)
 
 
+@pytest.mark.parametrize("word", ["--version", "features", "list"])
+def test_what_creates_nothing_is_answered_by_the_real_runtime(host: Host, word: str):
+    """The gate says what runc says, with the same status."""
+    answers = [
+        subprocess.run([program, word], capture_output=True, check=True, timeout=30).stdout
+        for program in (host.gate, host.lab.containerd.binaries.runc)
+    ]
+
+    assert answers[0] == answers[1]
+    assert answers[0]
+
+
 def test_once_it_is_in_force_there_is_nothing_to_do(host: Host):
     """Installing again writes nothing, and asks for no restart."""
     before = host.restarter.times
@@ -260,6 +361,21 @@ def test_once_it_is_in_force_there_is_nothing_to_do(host: Host):
     assert "oci_hook is installed already" in result.output
     assert "to make it effective" not in result.output
     assert host.restarter.times == before
+
+
+def test_with_nri_beside_it_nothing_is_delivered_twice(packages: Packages):
+    """What one of the two has put in, the other one leaves: a hook runs once, a variable is there once."""
+    for both in hosted(packages, SUITES_1_7, nri=True):
+        both.install()
+        record = both.lab.root / "record"
+        node = {"path": "/dev/courier", "hostPath": "/dev/null"}
+        both.lab.write_spec("v.json", spec(all={"deviceNodes": [node], **hook(record)}))
+        serving(both.lab)
+        config = both.bundle(run(both.lab, annotated(both.lab, container_c1=ALL)))
+
+        assert record.read_text() == "ran\n"
+        assert config["process"]["env"].count("COURIER_ALL=yes") == 1
+        assert [device["path"] for device in config["linux"]["devices"]] == ["/dev/courier"]
 
 
 # Installing and uninstalling
@@ -297,7 +413,7 @@ def test_nothing_goes_while_a_container_uses_it_and_everything_afterwards(plain:
 
 
 def test_a_gate_that_the_daemon_still_calls_goes_last(installed: Host):
-    """Without a restart the files are put back, but pods still start; the wrapper goes once it is restarted."""
+    """Without a restart the files are put back, but pods still start; after it the wrapper goes as well."""
     lab = installed.lab
     lab.remove_pods()
     written = files_of(lab)
