@@ -141,7 +141,7 @@ class OciHost:
         name = f"c{self._count}"
         program = [find(self._packages, suite)]
         made = Container(self, program, self.root / name, cgroups_path or f"{self.cgroup}/{name}")
-        with _created(made, self._busybox, devices):
+        with _created(made, self._busybox, devices, {}):
             yield made
 
 
@@ -188,19 +188,23 @@ class BoxHost:
         return self._box.root / str(path)[1:]
 
     @contextlib.contextmanager
-    def container(self, runtime: str) -> Iterator[Container]:
-        """A container in a scope of systemd's, created and not started."""
+    def container(self, runtime: str, *, hook: str = "") -> Iterator[Container]:
+        """A container in a scope of systemd's, created and not started. hook: at createRuntime, Python."""
         self._count += 1
         name = f"c{self._count}"
         program = [self._programs[runtime], "--systemd-cgroup"]
         made = Container(self, program, self.root / name, f"system.slice:cdi:{name}")
-        with _created(made, self._busybox, ()):
+        argv = ["python3", "-I", "-S", "-c", f"import sys; sys.path.append('/opt')\n{hook}"]
+        hooks = {"createRuntime": [{"path": "/usr/bin/python3", "args": argv, "env": ["PATH=/usr/bin"]}]}
+        with _created(made, self._busybox, (), hooks if hook else {}):
             yield made
 
 
 @contextlib.contextmanager
-def _created(container: Container, busybox: Path, devices: Sequence[dict[str, Any]]) -> Iterator[None]:
-    container.create(busybox, devices)
+def _created(
+    container: Container, busybox: Path, devices: Sequence[dict[str, Any]], hooks: dict[str, Any]
+) -> Iterator[None]:
+    container.create(busybox, devices, hooks)
     try:
         yield
     finally:
@@ -220,7 +224,7 @@ class Container:
         self._program = program
         self._bundle = bundle
 
-    def create(self, busybox: Path, devices: Sequence[dict[str, Any]]) -> None:
+    def create(self, busybox: Path, devices: Sequence[dict[str, Any]], hooks: dict[str, Any]) -> None:
         """Write the bundle and have it created."""
         bundle = self.host.outside(self._bundle)
         programs = bundle / "rootfs/bin"
@@ -228,7 +232,9 @@ class Container:
         shutil.copy2(busybox, programs / "busybox")
         for applet in ("sh", "sleep", "mknod", "cat"):
             (programs / applet).symlink_to("busybox")
-        (bundle / "config.json").write_text(json.dumps(_config(self.cgroups_path, devices)))
+        (bundle / "config.json").write_text(
+            json.dumps(_config(self.cgroups_path, devices) | {"hooks": hooks})
+        )
         pid_file = self._bundle / "pid"
         self.call("create", "--bundle", str(self._bundle), "--pid-file", str(pid_file), self.name)
         self.pid = int((bundle / "pid").read_text())

@@ -121,6 +121,17 @@ def test_a_filter_permits_a_grant_if_it_says_yes_to_each_of_its_uses(
     )
 
 
+def test_reading_and_writing_each_is_not_both_at_once() -> None:
+    """A filter with one rule for reading and one for writing denies what opens a device for both."""
+    rules = [(True, CHAR, 1, 3, READ), (True, CHAR, 1, 3, WRITE), (True, CHAR, 1, 3, MKNOD)]
+    program = compiled(rules, default=False)
+
+    assert device_filter.permits(program, (CHAR, 1, 3, READ | WRITE)) is False
+    assert [device_filter.permits(program, (CHAR, 1, 3, mask)) for mask in (READ, WRITE | MKNOD)] == [
+        True
+    ] * 2
+
+
 @given(st.binary(max_size=400), USES)
 def test_no_bytes_upset_the_judge(program: bytes, use: tuple[int, int, int, int]) -> None:
     """Whatever is taken for a program, judging it ends with yes, no or unknown."""

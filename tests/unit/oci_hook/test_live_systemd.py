@@ -237,6 +237,15 @@ def test_the_scope_gets_the_devices_until_it_ends(root: Path, manager: Manager) 
     assert changes(manager) == [["cri-c1.scope", 1, [("DeviceAllow", ENTRIES)]]]
 
 
+def test_an_answer_to_something_else_is_passed_over(root: Path, manager: Manager) -> None:
+    """Only the reply to the call counts, and not one that comes before it."""
+    stray = manager._message(2, 4711, "s", ["x"]) + manager._message(3, 4711, "s", ["x"])
+    manager.garble = lambda reply: stray + reply
+    declare(root)
+
+    assert changes(manager) == [["cri-c1.scope", 1, [("DeviceAllow", ENTRIES)]]]
+
+
 def test_it_is_waited_until_systemd_has_acted(root: Path, manager: Manager) -> None:
     """The last call is one that is answered only after the filter was written."""
     declare(root)
