@@ -647,6 +647,8 @@ while True:
     for name in sys.argv[2:]:
         for _ in range(2):
             libc.syscall(ctypes.c_long(number), -100, b"x", -100, name.encode(), 2)
+            # Some µs without the kernel's lock on renames, or nobody else gets a path resolved.
+            for _ in range(500): pass
 """
 
 

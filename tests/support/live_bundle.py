@@ -214,8 +214,9 @@ class Paused:
         self.process.stdout.close()
 
     def mounts(self) -> list[str]:
-        """The lines of its mountinfo."""
-        return Path(f"/proc/{self.process.pid}/mountinfo").read_text().splitlines()
+        """The lines of its mountinfo that are about the root and what is below it."""
+        lines = Path(f"/proc/{self.process.pid}/mountinfo").read_text().splitlines()
+        return [line for line in lines if line.split()[4].startswith(str(self.rootfs))]
 
     def inner(self, path: str) -> Path:
         """A path inside, from here. A link in it leads outside."""
