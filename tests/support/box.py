@@ -29,6 +29,7 @@ from .waiting import WaitTimeoutError, wait_for
 
 _BOOT = 60.0  # seconds; it takes one to four
 _RUN = 60.0
+_END = 20.0
 _LOG_LINES = 40
 _PREFIX = "cdi-box-"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -180,6 +181,8 @@ class Box:
             # Its first child dies with it, and with that, pid 1 of its namespace, everything in there.
             self._process.kill()
         self._process.wait()
+        if self.pid:
+            wait_for(lambda: not host.lives(self.pid), _END, f"the box's pid 1, {self.pid}, to end")
         host.end_processes(lambda: host.processes_in_cgroup(self.cgroup))
         host.remove_cgroup(self.cgroup)
         self._log.close()

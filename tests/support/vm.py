@@ -1,19 +1,20 @@
 """A virtual machine: a whole host with its own kernel, controllers and capabilities, under QEMU's emulation.
 
-For what a `box` cannot show: a container runtime from apt under systemd's cgroup driver, limits, the kernel of
-another release. Emulated, so 10 to 20 times slower than the machine: boot one, and check much in it. KVM is
-not used, for it is not on every machine that runs the tests. It must not know what runs in it.
+For what a `box` cannot show: a container runtime from apt under systemd's cgroup driver, limits, a release's
+own kernel. Emulated, so 10 to 20 times slower than the machine: boot one, and check much in it. KVM is not
+used, for it is not on every machine that runs the tests. It must not know what runs in it.
 
     with VM(packages, root, prepare=install_product) as vm:
         vm.run(["systemctl", "restart", "containerd"])
 
-A program in the guest (`_AGENT`) takes commands from a virtio channel and answers there; TCP ports of the guest
-can be reached as ports of 127.0.0.1 (`forward`), for APIs that programs on this side speak. There is no other
-network. Everything of it on this side are one process and one folder.
+A program in the guest (`_AGENT`) takes commands from a virtio channel and answers there. Sockets of the guest
+can be reached as ports of 127.0.0.1 (`serve`), for APIs that programs on this side speak; there is no other
+network. All that is of it on this side is one process and one folder.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -30,7 +31,7 @@ from .packages import Packages, machine_suite
 from .units import HostFailure
 from .waiting import WaitTimeoutError, wait_for
 
-KERNEL = ("linux-image-cloud-amd64", "initramfs-tools", "zstd")
+KERNEL = ("linux-image-cloud-amd64", "initramfs-tools", "iproute2", "zstd")
 """What a root needs beside `rootfs.SYSTEM` and Python to boot as a virtual machine."""
 
 _TOOLS = ("qemu-system-x86", "e2fsprogs")
@@ -40,8 +41,10 @@ _COPY = 120.0
 _LOG_LINES = 40
 _DISK = "3G"  # sparse
 _PREFIX = "cdi-vm-"
-_APPEND = "root=/dev/vda rw console=ttyS0 quiet mitigations=off systemd.show_status=no"
+_APPEND = "root=/dev/vda rw console=ttyS0 quiet mitigations=off systemd.show_status=no net.ifnames=0"
 _CHANNEL = "cdi.courier.tests"
+_PORTS = 4  # forwarded; the guest's are _FIRST_PORT and those after it
+_FIRST_PORT = 7000
 
 # In a mount namespace of its own, where the folder $2 appears in the root $1 as /tmp; then the program.
 _IN_TOOLS = r"""
@@ -56,8 +59,10 @@ _AGENT = rf"""
 import json, os, subprocess, time
 
 PATH = "/dev/virtio-ports/{_CHANNEL}"
-while not os.path.exists(PATH):
+while not (os.path.exists(PATH) and os.path.exists("/sys/class/net/eth0")):
     time.sleep(0.05)
+for words in ("address add 10.0.2.15/24 dev eth0", "link set eth0 up"):
+    subprocess.run(["ip", *words.split()], check=True)
 environment = {{"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8",
                "HOME": "/root"}}
 with open(PATH, "r+b", buffering=0) as channel:
@@ -109,8 +114,7 @@ class VM:
     """The machine. Use as a context manager.
 
     packages: where QEMU comes from. root: what its disk is made of, with `KERNEL` and Python; left as it is.
-    prepare: called with a copy of it, to put files in and enable units. forward: TCP ports of the guest that
-    `port` tells this side's of. memory: MiB.
+    prepare: called with a copy of it, to put files in and enable units. memory: MiB.
 
     pid     QEMU's
     state   what ``systemctl is-system-running`` said in the end: ``running`` or ``degraded``
@@ -122,13 +126,13 @@ class VM:
         root: Path,
         *,
         prepare: Callable[[Path], object] | None = None,
-        forward: Sequence[int] = (),
         memory: int = 2048,
     ) -> None:
         self._packages = packages
         self._pristine = root
         self._prepare = prepare
-        self._ports = {port: _free_port() for port in forward}
+        self._ports = _free_ports(_PORTS)
+        self._served = 0
         self._memory = memory
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
@@ -154,10 +158,6 @@ class VM:
     @property
     def pid(self) -> int:
         return self._process.pid if self._process is not None else 0
-
-    def port(self, guest: int) -> int:
-        """The port of 127.0.0.1 that leads to a forwarded port of the guest."""
-        return self._ports[guest]
 
     def start(self, timeout: float = _BOOT) -> None:
         """Make the disk and boot; returns when systemd has started everything.
@@ -189,7 +189,6 @@ class VM:
             self._channel.close()
             self._channel = None
         if self._process is not None:
-            # QEMU is a pid 1's only process, which dies with its parent.
             if self._process.poll() is None:
                 self._process.kill()
             self._process.wait()
@@ -244,6 +243,17 @@ class VM:
         """What a unit, or everything, has logged since the machine started."""
         return units.journal(self.run, unit)
 
+    def serve(self, path: str) -> str:
+        """Make a Unix socket of the guest reachable, and return its address here: ``127.0.0.1:PORT``.
+
+        For as long as the machine runs, also when who listens there comes back; for a few sockets.
+        """
+        here, there = self._ports[self._served], _FIRST_PORT + self._served
+        self._served += 1
+        listen = f"--socket-property=ListenStream={there}"
+        self.run(["systemd-run", "--quiet", listen, "/usr/lib/systemd/systemd-socket-proxyd", path])
+        return f"127.0.0.1:{here}"
+
     def console(self) -> str:
         """What the machine wrote on its serial console, and QEMU about itself."""
         files = [self._folder / "console", self._folder / "qemu.log"]
@@ -272,7 +282,9 @@ class VM:
         shutil.rmtree(root)
 
     def _qemu(self) -> list[str]:
-        forward = "".join(f",hostfwd=tcp:127.0.0.1:{here}-:{there}" for there, here in self._ports.items())
+        forward = [
+            f"hostfwd=tcp:127.0.0.1:{port}-:{_FIRST_PORT + number}" for number, port in enumerate(self._ports)
+        ]
         return [
             *("qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2"),
             *("-m", str(self._memory), "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
@@ -282,14 +294,14 @@ class VM:
             *("-device", "virtio-rng-pci", "-device", "virtio-serial-pci"),
             *("-chardev", "socket,id=channel,path=/tmp/channel,server=on,wait=off"),
             *("-device", f"virtserialport,chardev=channel,name={_CHANNEL}"),
-            *("-nic", f"user,model=virtio-net-pci,restrict=on{forward}" if forward else "none"),
+            *("-nic", ",".join(["user", "model=virtio-net-pci", "restrict=on", *forward])),
         ]
 
     def _in_tools(self, argv: Sequence[str]) -> list[str]:
         return [
-            # It ends with the process that made it, however that ends.
+            # Each of them becomes the next, in one process, which ends with the one that made it.
             *("setpriv", "--pdeathsig", "KILL"),
-            *("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child"),
+            *("unshare", "--mount", "--propagation", "private"),
             *("env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"),
             *("sh", "-euc", _IN_TOOLS, "vm", str(self._tools), str(self._folder), *argv),
         ]
@@ -347,8 +359,9 @@ def _write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
