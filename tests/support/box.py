@@ -22,6 +22,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from . import host, units
 from .units import HostFailure
@@ -212,7 +213,8 @@ class Box:
         ]
         command = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(own), *enter, *map(str, argv)]
         environment = {"PATH": _PATH, "LANG": "C.UTF-8", "HOME": "/root", **(env or {})}
-        options: dict[str, object] = {"stdin": subprocess.DEVNULL} if input is None else {"input": input}
+        options: dict[str, Any] = {"stdin": subprocess.DEVNULL} if input is None else {"input": input}
+        done: subprocess.CompletedProcess[str]
         try:
             done = subprocess.run(
                 command,
@@ -221,10 +223,12 @@ class Box:
                 errors="replace",
                 env=environment,
                 timeout=timeout,
-                **options,  # type: ignore[call-overload]
+                **options,
             )
         except subprocess.TimeoutExpired as error:
-            raise BoxFailure(f"{' '.join(map(str, argv))} took over {timeout:g} s: {error.stderr}") from None
+            raise BoxFailure(
+                f"{' '.join(map(str, argv))} took over {timeout:g} s: {error.stderr!r}"
+            ) from None
         if check and done.returncode:
             text = f"{' '.join(map(str, argv))} ended with {done.returncode}"
             raise BoxFailure(f"{text}:\n{done.stdout}{done.stderr}")

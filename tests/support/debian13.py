@@ -19,14 +19,14 @@ from .scenario import ALL, DOMAIN, GRANTED_NAMESPACE, OPEN_FUSE, OPEN_KMSG, spec
 from .vm import VM
 from .waiting import wait_for
 
-_REPOSITORY = Path(__file__).resolve().parents[2]
 IMAGE = "/root/image.tar"
 INSTALL = ("cdi-courier", "install", "--backend", "nri", "--runtime", "containerd", "--apply")
 UNINSTALL = ("cdi-courier", "uninstall", "--runtime", "containerd", "--apply")
-_UNIT = _REPOSITORY / "packaging/systemd/cdi-courier.service"
 CONFIG = "/etc/containerd/config.toml"
-SLICE = "tests.slice"
+SLICE = "tests.slice"  # of all pods
 NODE = "/dev/courier0"
+
+_UNIT = Path(__file__).resolve().parents[2] / "packaging/systemd/cdi-courier.service"
 
 # What an administrator sets for Kubernetes, under the tables that Debian's file has.
 _CONTAINERD = f"""\
@@ -85,7 +85,7 @@ class Served:
         """Whether the container may open the granted device, by its node and by number, and not another."""
         # One command: starting a program in a container takes a second here.
         tries = (f"exec 3>{NODE}", OPEN_KMSG, OPEN_FUSE)
-        rc, out = self.shell(container, "; ".join(f"(({command}) 2>&-; echo $?)" for command in tries))
+        rc, out = self.shell(container, "; ".join(f"({command}) 2>&-; echo $?" for command in tries))
         node, granted, other = out.split()
         return (rc, node, granted, other != "0") == (0, "0", "0", True)
 
