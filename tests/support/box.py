@@ -142,9 +142,12 @@ class Box:
 
     def start(self, timeout: float = _BOOT) -> None:
         """Boot; returns when systemd has started everything. Raises BoxFailure."""
+        _reap_stale()
         self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
         self.cgroup = f"/{self._folder.name}"
-        self._log = (self._folder.with_name(f"{self._folder.name}.log")).open("w+b")
+        self._log = _log_of(self._folder).open("w+b")
+        self._log.write(f"{host.owner(os.getpid())}\n".encode())
+        self._log.flush()
         argv = [
             # The box ends with the process that made it, however that ends.
             *("setpriv", "--pdeathsig", "KILL"),
@@ -273,3 +276,21 @@ class Box:
         if self.state:
             lines += self.journal().splitlines()
         return "\n".join([text, *lines[-_LOG_LINES:]])
+
+
+def _log_of(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.log")
+
+
+def _reap_stale() -> None:
+    """Remove the empty folders of boxes whose process was killed before it could.
+
+    Only of those: removing the folder of a box that runs would unmount it.
+    """
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            note = _log_of(folder).read_text(errors="replace").partition("\n")[0]
+            if folder.is_dir() and folder.stat().st_uid == os.geteuid() and host.is_orphaned(note):
+                host.remove_cgroup(f"/{folder.name}")
+                folder.rmdir()
+                _log_of(folder).unlink()

@@ -56,6 +56,9 @@ Restart=always
 WantedBy=multi-user.target
 """
 
+# A machine this slow needs patience; two seconds are for real ones.
+_SETTINGS = "[probe]\ntimeout = 30.0\n"
+
 _DEVICE = {"deviceNodes": [{"path": NODE, "hostPath": "/dev/kmsg", "type": "c", "major": 1, "minor": 11}]}
 
 
@@ -118,6 +121,7 @@ def machine(packages: Packages, root: Path) -> VM:
         image.build(busybox, root / IMAGE.lstrip("/"))
         files = {
             CONFIG: _CONTAINERD,
+            "/etc/cdi-courier/config.toml": _SETTINGS,
             "/etc/cdi/test.json": json.dumps(spec(all=_DEVICE)),
             "/etc/systemd/system/cdi-courier.service": _UNIT.read_text() if _UNIT.exists() else _MINIMAL_UNIT,
         }

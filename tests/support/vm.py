@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import rootfs, units
+from . import host, rootfs, units
 from .packages import Packages, machine_suite
 from .units import HostFailure
 from .waiting import WaitTimeoutError, wait_for
@@ -48,6 +48,7 @@ _COPY = 120.0
 _LOG_LINES = 40
 _DISK = "3G"  # sparse
 _PREFIX = "cdi-vm-"
+_OWNER = "owner"
 _APPEND = "root=/dev/vda rw console=ttyS0 quiet mitigations=off systemd.show_status=no net.ifnames=0"
 # What a server without screen and users does not need takes a third of an emulated boot.
 _MASKED = (
@@ -180,7 +181,9 @@ class VM:
         Raises PackageError, VMFailure.
         """
         self._tools = rootfs.root(self._packages, machine_suite(), _TOOLS, variant="extract")
+        _reap_stale()
         self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        (self._folder / _OWNER).write_text(host.owner(os.getpid()))
         self._make_disk()
         with (self._folder / "qemu.log").open("wb") as log:
             self._process = subprocess.Popen(
@@ -386,6 +389,15 @@ def unsuitable() -> str:
     """Why no virtual machine can be started on this machine, or an empty string."""
     machine = os.uname().machine
     return "" if machine == "x86_64" else f"the virtual machine is an x86-64 one, and this is {machine}"
+
+
+def _reap_stale() -> None:
+    """Remove what machines left whose process was killed before it could."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            note = (folder / _OWNER).read_text()
+            if folder.stat().st_uid == os.geteuid() and host.is_orphaned(note):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write(path: Path, text: str) -> None:
