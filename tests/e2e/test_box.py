@@ -205,3 +205,16 @@ def test_a_root_is_made_once(packages: Packages, bookworm: Path) -> None:
 
     assert rootfs.root(again, "bookworm", (*rootfs.LIBRARIES, *rootfs.SYSTEM)) == bookworm
     assert lines == []
+
+
+def test_a_folder_with_a_tmpfs_of_its_own_can_hold_overlays(bookworm: Path) -> None:
+    """What a container runtime does with its layers works there, which it does not on the box's root."""
+    script = (
+        "mkdir -p $0 && cd $0 && mkdir l u w m && mount -t overlay -o lowerdir=l,upperdir=u,workdir=w x m"
+    )
+    with Box(bookworm, tmpfs=["/var/lib/layers"]) as box:
+        on_tmpfs = box.run(["sh", "-c", script, "/var/lib/layers"], check=False)
+        on_root = box.run(["sh", "-c", script, "/var/lib/others"], check=False)
+
+    assert on_tmpfs.returncode == 0, on_tmpfs.stderr
+    assert on_root.returncode != 0

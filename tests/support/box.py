@@ -104,7 +104,7 @@ class Box:
 
     root: what it starts from, left as it is. prepare: called with the box's root before systemd starts, to
     put files into it. tmpfs: folders that get a tmpfs of their own, e.g. ``/var/lib/containerd``, for
-    overlays cannot lie on the box's root.
+    overlays cannot lie on the box's root. The box ends with the thread that started it, if not before.
 
     root    the live root as seen from outside; see above
     pid     of the box's pid 1, outside
