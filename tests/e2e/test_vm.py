@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 from support.cri import CriError
-from support.debian13 import CONFIG, INSTALL, SLICE, UNINSTALL, Served, described, main_pid
+from support.debian13 import CONFIG, INSTALL, SLICE, UNINSTALL, Served, described, install, main_pid
 from support.scenario import STATUS
 
 pytestmark = pytest.mark.runtime
@@ -123,7 +123,7 @@ def test_uninstall_puts_the_runtime_back_and_install_may_be_repeated(host13: Ser
     host13.vm.run(UNINSTALL)
     restored, off = host13.vm.run(["cat", CONFIG]).stdout, described(host13.vm)
     met = host13.introductions()
-    host13.vm.run(INSTALL)
+    install(host13.vm)
     host13.wait_for_introduction(met + 1)
     again = main_pid(host13.vm, "containerd")
     host13.vm.run(INSTALL)
