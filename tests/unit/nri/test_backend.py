@@ -174,10 +174,12 @@ def handler_of(made: ServeContext, path: str = "/run/nri.sock") -> Handler:
 
 def answered(handler: Handler, asked: CreateContainer) -> bytes:
     """The answer, as the connection gets it: perhaps later, perhaps by a function."""
-    found = handler.create_container(asked, 1.0)
-    found = found.result(10) if isinstance(found, Future) else found
-    data: bytes = found() if callable(found) else found
-    handler.answered()
+    try:
+        found = handler.create_container(asked, 1.0)
+        found = found.result(10) if isinstance(found, Future) else found
+        data: bytes = found() if callable(found) else found
+    finally:
+        handler.answered()
     return data
 
 
@@ -728,13 +730,28 @@ def test_the_status_says_what_became_of_whom(config: Settings) -> None:
     status, decisions = json.loads(json.dumps([handler.status(), handler.decisions()]))
 
     assert (status["state"], status["since"], status["kind"]) == ("active", 12.5, "containerd")
-    assert status["counts"] == {"requests": 3, "injected": 1, "skipped": 0, "refused": 1, "missed": 1}
+    assert status["counts"] == {
+        "requests": 3,
+        "injected": 1,
+        "skipped": 0,
+        "refused": 1,
+        "unresolved": 0,
+        "undeliverable": 0,
+        "missed": 1,
+    }
+    assert (status["refusals"], status["skips"]) == ({"POL001": 1}, {})
+    assert status["kinds"] == {"vendor.com/gpu": 1}
     assert status["missed"][0]["devices"] == ["vendor.com/gpu=a"]
     assert [(d["verdict"], d["container"]) for d in decisions] == [
         ("injected", "gpu-operator/pod/c"),
         ("refused", "default/pod/c"),
     ]
     assert decisions[1]["cause"].startswith("POL001: ")
+    assert [decision["code"] for decision in decisions] == ["", "POL001"]
+    assert decisions[0]["rule"] == "the built-in rule"
+    assert "[policy] default" in decisions[1]["rule"]
+    assert all(0 <= decision["duration"] < 10 for decision in decisions)
+    assert {decision["runtime"] for decision in decisions} == {"v2 v2.0.1"}
 
 
 def test_decisions_are_the_latest_only(config: Settings) -> None:
