@@ -10,8 +10,11 @@ import contextlib
 import os
 import socket
 import time
+from typing import Final
 
 from cdi_courier.errors import printable
+
+_PATIENCE: Final = 1.0  # seconds
 
 
 def enabled() -> bool:
@@ -56,7 +59,7 @@ def _send(*lines: str) -> None:
     if not path.startswith(("/", "@")):
         return
     address = "\0" + path[1:] if path.startswith("@") else path
-    # Whoever serves containers does not fall for a service manager that has gone, nor wait for a full one.
+    # Whoever serves containers does not fall for a service manager that has gone, nor wait long for it.
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-        sock.setblocking(False)
+        sock.settimeout(_PATIENCE)
         sock.sendto("\n".join(lines).encode(errors="backslashreplace"), address)

@@ -450,9 +450,7 @@ class Handler:
         except CourierError as error:
             fields = error.fields
             names = tuple(filter(None, fields.get("devices", "").split(",")))
-            self._conclude(
-                event, request, "refused", began, names, error=error, rule=fields.get("rule", "")
-            )
+            self._conclude(event, request, "refused", began, names, error=error, rule=fields.get("rule", ""))
             raise
         if grant is None:
             return b""
