@@ -53,13 +53,23 @@ def serving(listen: str, report: _Report) -> Iterator[str]:
         logger.error("%s", error)  # noqa: TRY400 - an expected failure has no traceback
         yield str(error)
         return
-    thread = threading.Thread(target=server.serve_forever, args=(0.5,), name="metrics", daemon=True)
+    ending = threading.Event()
+
+    def serve() -> None:
+        # Not serve_forever, which wakes up for nothing.
+        while not ending.is_set():
+            server.handle_request()
+
+    thread = threading.Thread(target=serve, name="metrics", daemon=True)
     thread.start()
     logger.info("metrics at %s", listen)
     try:
         yield ""
     finally:
-        server.shutdown()
+        ending.set()
+        # Ends the accept.
+        with contextlib.suppress(OSError):
+            server.socket.shutdown(socket.SHUT_RDWR)
         thread.join(_PATIENCE)
         server.server_close()
         if listen.startswith("unix:"):
