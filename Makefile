@@ -7,6 +7,7 @@
 # make floors  the fast tests with the oldest supported dependencies
 # make fuzz    the decoder and the NRI session under a coverage-guided fuzzer, a minute
 # make bench   what things cost, as ratios (bench/README.md)
+# make deb     Debian packages into dist/deb (packaging/README.md)
 # make clean   remove what the targets above made
 
 VENV := .venv
@@ -15,7 +16,7 @@ CACHE := .cache
 PROJECTS := pyproject.toml core/pyproject.toml $(wildcard backends/*/pyproject.toml)
 FAST := tests/unit tests/conformance
 
-.PHONY: demo test venv lint unit e2e floors fuzz bench bench-check clean
+.PHONY: demo test venv lint unit e2e floors fuzz bench bench-check deb clean
 
 demo: $(VENV)/.ready
 	$(PYTHON) demo
@@ -65,5 +66,9 @@ bench-check: $(VENV)/.ready
 	$(PYTHON) bench/cdi.py --check
 	$(PYTHON) bench/nri.py --check
 
+# All that packages are made of is this project's own or the distribution's; nothing comes from PyPI.
+deb:
+	sh packaging/deb/build.sh dist/deb
+
 clean:
-	rm -rf $(VENV) $(CACHE)
+	rm -rf $(VENV) $(CACHE) dist
