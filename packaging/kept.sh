@@ -42,3 +42,11 @@ remove_unless_kept() { # STATE: also says so if it is kept
     fi
     rm -rf "$1" /run/cdi-courier
 }
+
+remove_generated() { # what the refresh service has written, unless somebody else writes it now
+    spec=/run/cdi/management.nvidia.com-gpu.yaml
+    if head -n 1 "$spec" 2>/dev/null | grep -q '^# Made by cdi-courier generate nvidia'; then
+        rm -f "$spec"
+        rmdir --ignore-fail-on-non-empty /run/cdi
+    fi
+}
