@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from support.box import Box
+from support.fake_host import FakeHost
 from support.packages import Packages
 from support.rootfs import LIBRARIES, SYSTEM, root
 from support.waiting import wait_for
@@ -286,6 +287,57 @@ def starts_and_ends(box: Box) -> list[tuple[float, str]]:
     records = [json.loads(line) for line in box.run(argv).stdout.splitlines()]
     told = [(float(r["__MONOTONIC_TIMESTAMP"]) / 1e6, r["MESSAGE"].split()[0]) for r in records]
     return [(when, word) for when, word in told if word in ("Stopping", "Started")]
+
+
+@pytest.fixture
+def driver(debian: Debian) -> Iterator[FakeHost]:
+    """The host with NVIDIA's module loaded, before anybody has used it."""
+    box = debian.box
+    box.run(["mount", "-t", "tmpfs", "-o", "mode=0755", "tmpfs", "/sys/module"])
+    box.run(["mkdir", "/sys/module/nvidia"])
+    before = debian.files()
+    yield FakeHost(box.root)
+    box.run(["umount", "/sys/module"])
+    box.run(["sh", "-c", "rm -rf /dev/nvidia* /run/cdi"])
+    new = [path for path in debian.files() if path not in before]
+    box.run(["rm", "-rf", *new])
+
+
+def test_the_gpus_spec_follows_the_driver(debian: Debian, driver: FakeHost) -> None:
+    """It is waited for, written when the driver's nodes are there, and anew when its files change."""
+    refresh, spec = "cdi-courier-refresh.service", debian.box.root / "run/cdi/management.nvidia.com-gpu.yaml"
+    debian.box.run(["systemctl", "start", "--no-block", refresh])
+    debian.box.wait(refresh, "activating")
+    early = spec.exists()
+    driver.driver("550.54.15")
+    driver.node("/dev/nvidia0", 195, 0)
+    driver.node("/dev/nvidia-uvm", 508, 0)
+    driver.node("/dev/nvidiactl", 195, 255)
+    wait_for(spec.exists, 30, "the spec file")
+    debian.box.wait(refresh, "inactive")
+    first = spec.read_text()
+    driver.node("/dev/nvidia1", 195, 1)
+    debian.box.run(["ldconfig"])
+    wait_for(lambda: spec.read_text() != first, 30, "the spec file to change")
+
+    assert not early
+    assert "/dev/nvidia0" in first
+    assert "/dev/nvidia1" in spec.read_text()
+
+    debian.purge()
+
+    assert not spec.exists()
+
+
+def test_no_number_of_changes_stops_the_refreshing(debian: Debian) -> None:
+    """Without a GPU nothing fails, and systemd never takes it for a service that cannot be started."""
+    refresh = "cdi-courier-refresh.service"
+    for _ in range(12):
+        debian.box.run(["systemctl", "start", refresh])
+    shown = debian.box.run(["systemctl", "show", "--property=Result", "--value", refresh]).stdout.strip()
+
+    assert shown == "exec-condition"
+    assert debian.box.run(["systemctl", "is-active", "cdi-courier-refresh.path"]).stdout.strip() == "active"
 
 
 def test_lintian_finds_nothing(packages: Packages, debs: Path) -> None:
