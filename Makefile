@@ -8,6 +8,7 @@
 # make fuzz    the decoder and the NRI session under a coverage-guided fuzzer, a minute
 # make bench   what things cost, as ratios (bench/README.md)
 # make deb     Debian packages into dist/deb (packaging/README.md)
+# make wheels  wheels and sdists into dist/pypi
 # make clean   remove what the targets above made
 
 VENV := .venv
@@ -16,7 +17,7 @@ CACHE := .cache
 PROJECTS := pyproject.toml core/pyproject.toml $(wildcard backends/*/pyproject.toml)
 FAST := tests/unit tests/conformance
 
-.PHONY: demo test venv lint unit e2e floors fuzz bench bench-check deb clean
+.PHONY: demo test venv lint unit e2e floors fuzz bench bench-check deb wheels clean
 
 demo: $(VENV)/.ready
 	$(PYTHON) demo
@@ -69,6 +70,9 @@ bench-check: $(VENV)/.ready
 # All that packages are made of is this project's own or the distribution's; nothing comes from PyPI.
 deb:
 	sh packaging/deb/build.sh dist/deb
+
+wheels: $(VENV)/.ready
+	PYTHON=$(abspath $(PYTHON)) sh packaging/wheels.sh dist/pypi
 
 clean:
 	rm -rf $(VENV) $(CACHE) dist
