@@ -23,15 +23,16 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from . import host
+from . import host, units
+from .units import HostFailure
 from .waiting import WaitTimeoutError, wait_for
 
 _BOOT = 60.0  # seconds; it takes one to four
 _RUN = 60.0
+_END = 20.0
 _LOG_LINES = 40
 _PREFIX = "cdi-box-"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_UP = ("running", "degraded")
 
 # $1: an empty folder, $2: the pristine root, $3: the cgroup's name; then folders that get a tmpfs. Runs in a
 # mount namespace of its own and, for the cgroup to be the box's whole tree, before the others are made. A
@@ -93,7 +94,7 @@ exec env -i container=other LANG=C.UTF-8 PATH="$PATH" /lib/systemd/systemd --uni
 """
 
 
-class BoxFailure(Exception):  # noqa: N818 - in a test's report the word error is everywhere already
+class BoxFailure(HostFailure):
     """The box does not do what it should; the text ends with the end of what it logged."""
 
 
@@ -180,6 +181,8 @@ class Box:
             # Its first child dies with it, and with that, pid 1 of its namespace, everything in there.
             self._process.kill()
         self._process.wait()
+        if self.pid:
+            wait_for(lambda: not host.lives(self.pid), _END, f"the box's pid 1, {self.pid}, to end")
         host.end_processes(lambda: host.processes_in_cgroup(self.cgroup))
         host.remove_cgroup(self.cgroup)
         self._log.close()
@@ -228,24 +231,12 @@ class Box:
         return done
 
     def wait(self, unit: str, state: str = "active", *, timeout: float = 30.0) -> None:
-        """Wait until a unit's ActiveState is this. Raises BoxFailure with its end of the journal."""
-
-        def reached() -> bool:
-            return (
-                self.run(["systemctl", "show", "--property=ActiveState", "--value", unit]).stdout.strip()
-                == state
-            )
-
-        try:
-            wait_for(reached, timeout, f"{unit} to be {state}", pause=0.1)
-        except WaitTimeoutError as error:
-            status = self.run(["systemctl", "status", "--no-pager", "--lines=0", unit], check=False).stdout
-            raise BoxFailure(f"{error}\n{status}{self.journal(unit)}") from None
+        """Wait until a unit's ActiveState is this. Raises HostFailure with its end of the journal."""
+        units.wait_for_unit(self.run, unit, state, timeout)
 
     def journal(self, unit: str | None = None) -> str:
         """What a unit, or everything, has logged since the box started."""
-        argv = ["journalctl", "--no-pager", "--boot", "--output=short-monotonic"]
-        return self.run([*argv, f"--unit={unit}"] if unit else argv, check=False).stdout
+        return units.journal(self.run, unit)
 
     def _first_child(self) -> int:
         if not self._alive() or self._process is None:
@@ -269,8 +260,8 @@ class Box:
         self._alive()
         if not (self.root / "run/systemd/private").exists():
             return False
-        self.state = self.run(["systemctl", "is-system-running"], check=False).stdout.strip()
-        return self.state in _UP
+        self.state = units.system_state(self.run)
+        return self.state in units.UP
 
     def _with_log(self, text: str) -> str:
         self._log.seek(0)

@@ -173,8 +173,9 @@ def _tidy(new: Path) -> None:
 def _versions(new: Path) -> str:
     text = (new / "var/lib/dpkg/status").read_text()
     found = re.findall(r"^(?:Package|Version|Architecture):.*$", text, re.M)
-    if not found:  # only unpacked: the packages' own lists of files are what there is
-        found = sorted(str(path.relative_to(new)) for path in new.rglob("*"))
+    if not found:  # only unpacked, so dpkg knows of none of them
+        files = [path for path in new.rglob("*") if path.is_file() and not path.is_symlink()]
+        found = sorted(f"{path.relative_to(new)} {path.stat().st_size}" for path in files)
     return hashlib.sha256("\n".join(found).encode()).hexdigest()[:12]
 
 

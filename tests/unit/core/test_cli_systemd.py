@@ -137,12 +137,11 @@ def test_what_is_in_the_way_is_said(host: Path, arrange: object, code: str) -> N
     assert {path: path.read_bytes() for path in (host / "etc").iterdir()} == before
 
 
-def test_a_home_that_the_unit_hides_is_refused(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A service with ProtectHome= could not start what lies there."""
-    unit = PACKAGED.read_text().replace("[Service]\n", "[Service]\nProtectHome=yes\n")
-    monkeypatch.setattr(Path, "read_text", lambda _: unit)
+@pytest.mark.parametrize("folder", ["/home/me", "/root", "/run/user/1000", "/tmp", "/var/tmp"])
+def test_a_folder_that_the_unit_hides_is_refused(folder: str) -> None:
+    """The service could not start what lies in homes or among temporary files."""
     with pytest.raises(HostError) as raised:
-        systemd.unit("/home/me/venv/bin/python")
+        systemd.unit(f"{folder}/venv/bin/python")
 
     assert raised.value.code == "CHG023"
 

@@ -23,8 +23,11 @@ _RELOAD: Final = "systemctl daemon-reload"
 _START: Final = ("systemctl enable cdi-courier.service", "systemctl restart cdi-courier.service")
 _STOP: Final = "systemctl disable --now cdi-courier.service"
 _PROGRAM: Final = "/usr/bin/cdi-courier"
-# What a unit is hidden in by `ProtectHome=`.
-_HOMES: Final = ("/home/", "/root/", "/run/user/")
+_HIDDEN: Final = {
+    # what a unit may say → what it does not see then
+    "ProtectHome": ("/home/", "/root/", "/run/user/"),
+    "PrivateTmp": ("/tmp/", "/var/tmp/"),  # noqa: S108 - nothing is written there
+}
 
 
 UNITS: Final = "/etc/systemd/system"
@@ -50,12 +53,13 @@ def unit(interpreter: str) -> str:
             "install into a folder without blanks, quotes and the like, such as /opt/cdi-courier",
         )
     text = Path(__file__).parents[1].joinpath(NAME).read_text()
-    if interpreter.startswith(_HOMES) and re.search(r"^ProtectHome=(?!no|false|0)", text, re.MULTILINE):
-        raise HostError(
-            "CHG023",
-            f"the interpreter {quoted(interpreter)} lies in a home, which the service cannot see",
-            "install elsewhere, such as into /opt/cdi-courier",
-        )
+    for key, folders in _HIDDEN.items():
+        if interpreter.startswith(folders) and re.search(rf"^{key}=(?!no|false|0)", text, re.MULTILINE):
+            raise HostError(
+                "CHG023",
+                f"the interpreter {quoted(interpreter)} lies where {key}= of the unit hides it",
+                "install elsewhere, such as into /opt/cdi-courier",
+            )
     # -P: nothing is imported from the working directory.
     command = f"{interpreter.replace('%', '%%')} -P -m cdi_courier"
     program = re.compile(rf"^(Exec\w+=){re.escape(_PROGRAM)}(?=\s|$)", re.MULTILINE)
