@@ -146,7 +146,7 @@ def test_installing_starts_the_daemon_and_changes_no_runtime(bare: Debian) -> No
         r"/etc/cdi-courier(/.*)?|/usr/bin/cdi-courier(-nri)?|/usr/lib/python3/dist-packages/cdi_courier.*"
         r"|/usr/lib/systemd/system/cdi-courier.*|/usr/lib/udev/rules\.d/.*cdi-courier.*"
         r"|/usr/share/(doc|man|zsh|fish|bash-completion).*|/etc/systemd/system/.*cdi-courier.*"
-        r"|/(var/lib/systemd|etc/systemd)/.*|/var/lib/cdi-courier(/.*)?"
+        r"|/(var/lib/systemd|etc/systemd)/.*|/var/lib/cdi-courier(/.*)?|/var/tmp/systemd-private-.*cdi-courier.*"
     )
 
     assert bare.box.run(["systemctl", "is-enabled", UNIT]).stdout.strip() == "enabled"

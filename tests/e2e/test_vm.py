@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from support import image, vm
-from support.cri import CriClient, CriError, Pod
+from support.cri import CriClient, Pod
 from support.packages import Packages, machine_suite
 from support.product import install_product
 from support.scenario import ALL, DOMAIN, GRANTED_NAMESPACE, OPEN_FUSE, OPEN_KMSG, spec
