@@ -1,13 +1,12 @@
 # What outlives the package. A wrapper that a runtime has noted for a container is run for that container as
 # long as it lives, whatever is installed; and what `cdi-courier install` changed can only be put back by its
-# manifests. Sourced into the packages' scripts, so it needs nothing but a POSIX shell and the essential tools.
+# manifests. Put into the packages' scripts, so it needs nothing but a POSIX shell and the essential tools, and
+# holds no sign that rpm takes for a macro's.
 
 installed_into() { # STATE: one line a runtime into which something is installed
     for manifest in "$1"/changes/*.json; do
         [ -e "$manifest" ] || continue
-        name=${manifest##*/}
-        name=${name%.json}
-        echo "${name#*--} (by backend ${name%%--*})"
+        basename "$manifest" .json | sed 's/^\(.*\)--\(.*\)$/\2 (by backend \1)/'
     done
 }
 
