@@ -15,4 +15,4 @@ fi
 suite=$(. /etc/os-release && echo "$VERSION_CODENAME")
 mirror=$(apt-get indextargets --format '$(REPO_URI)' "Created-By: Packages" "Codename: $suite" | head -n 1)
 exec piuparts --distribution="$suite" --mirror="$mirror main" --scriptsdir=/etc/piuparts/scripts \
-    --warn-on-leftovers-after-purge --no-eatmydata "$folder"/*.deb
+    --no-eatmydata "$folder"/*.deb
