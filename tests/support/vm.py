@@ -132,7 +132,7 @@ class VM:
         self._pristine = root
         self._prepare = prepare
         self._ports = _free_ports(_PORTS)
-        self._served = 0
+        self._served: list[str] = []
         self._memory = memory
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
@@ -176,12 +176,8 @@ class VM:
                 start_new_session=True,
             )
         deadline = time.monotonic() + timeout
-        try:
-            wait_for(lambda: self._alive() and self._connect(), timeout, "QEMU to open its channel")
-            self._receive(0, deadline)
-            wait_for(self._is_up, max(0.0, deadline - time.monotonic()), "the machine to be up", pause=0.5)
-        except WaitTimeoutError as error:
-            raise VMFailure(self._with_console(str(error))) from None
+        wait_for(lambda: self._alive() and self._connect(), timeout, "QEMU to open its channel")
+        self._wait_until_up(deadline)
 
     def cleanup(self) -> None:
         """End the machine as if unplugged; any number of times."""
@@ -248,16 +244,40 @@ class VM:
 
         For as long as the machine runs, also when who listens there comes back; for a few sockets.
         """
-        here, there = self._ports[self._served], _FIRST_PORT + self._served
-        self._served += 1
-        listen = f"--socket-property=ListenStream={there}"
-        self.run(["systemd-run", "--quiet", listen, "/usr/lib/systemd/systemd-socket-proxyd", path])
-        return f"127.0.0.1:{here}"
+        port = self._ports[len(self._served)]
+        self._served.append(path)
+        self._proxy(len(self._served) - 1)
+        return f"127.0.0.1:{port}"
+
+    def reboot(self, timeout: float = _BOOT) -> None:
+        """Restart the machine in an orderly way; returns when everything has been started again."""
+        self.run(["systemctl", "--no-block", "reboot"])
+        self._wait_until_up(time.monotonic() + timeout)
+        for number in range(len(self._served)):
+            self._proxy(number)
 
     def console(self) -> str:
         """What the machine wrote on its serial console, and QEMU about itself."""
         files = [self._folder / "console", self._folder / "qemu.log"]
         return "".join(file.read_text(errors="replace") for file in files if file.exists())
+
+    def _wait_until_up(self, deadline: float) -> None:
+        """After the agent's first word; deadline: of the monotonic clock."""
+
+        def is_up() -> bool:
+            self.state = units.system_state(self.run)
+            return self.state in units.UP
+
+        self._receive(0, deadline)
+        try:
+            wait_for(is_up, max(0.0, deadline - time.monotonic()), "the machine to be up", pause=0.5)
+        except WaitTimeoutError as error:
+            raise VMFailure(self._with_console(str(error))) from None
+
+    def _proxy(self, number: int) -> None:
+        listen = f"--socket-property=ListenStream={_FIRST_PORT + number}"
+        proxy = "/usr/lib/systemd/systemd-socket-proxyd"
+        self.run(["systemd-run", "--quiet", f"--unit=proxy-{number}", listen, proxy, self._served[number]])
 
     def _make_disk(self) -> None:
         # A copy, and not an overlay's view of it: e2fsprogs reads it from within the tools' root.
@@ -287,7 +307,7 @@ class VM:
         ]
         return [
             *("qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2"),
-            *("-m", str(self._memory), "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+            *("-m", str(self._memory), "-nodefaults", "-no-user-config", "-display", "none"),
             *("-kernel", "/tmp/vmlinuz", "-initrd", "/tmp/initrd.img", "-append", _APPEND),
             *("-drive", "file=/tmp/disk,format=raw,if=virtio,cache=unsafe"),
             *("-serial", "file:/tmp/console"),
@@ -339,10 +359,6 @@ class VM:
         if not self.running:
             raise VMFailure(self._with_console("the machine has ended"))
         return True
-
-    def _is_up(self) -> bool:
-        self.state = units.system_state(self.run)
-        return self.state in units.UP
 
     def _with_console(self, text: str) -> str:
         return "\n".join([text, *self.console().splitlines()[-_LOG_LINES:]])
