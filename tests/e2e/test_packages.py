@@ -19,7 +19,6 @@ import pytest
 from support.box import Box
 from support.fake_host import FakeHost
 from support.packages import Packages
-from support.rootfs import LIBRARIES, SYSTEM, root
 from support.waiting import wait_for
 
 pytestmark = pytest.mark.runtime
@@ -106,7 +105,7 @@ class Debian:
 
 
 @pytest.fixture(scope="module")
-def host(packages: Packages, debs: Path) -> Iterator[Debian]:
+def host(bookworm: Path, debs: Path) -> Iterator[Debian]:
     """One box for all, in which the packages are offered."""
 
     def prepare(folder: Path) -> None:
@@ -114,7 +113,7 @@ def host(packages: Packages, debs: Path) -> Iterator[Debian]:
         (folder / "etc/apt/sources.list").write_text(f"deb [trusted=yes] file:/{ARCHIVE} ./\n")
         (folder / ARCHIVE).mkdir(parents=True)
 
-    with Box(root(packages, "bookworm", (*SYSTEM, *LIBRARIES)), prepare=prepare) as box:
+    with Box(bookworm, prepare=prepare) as box:
         debian = Debian(box)
         debian.offer(debs)
         yield debian

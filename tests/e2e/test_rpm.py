@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 from support.box import Box
 from support.packages import Packages
-from support.rootfs import LIBRARIES, SYSTEM, root
 
 pytestmark = pytest.mark.runtime
 
@@ -65,7 +64,10 @@ def test_every_file_is_in_one_package(rpms: dict[str, Path]) -> None:
     assert len(everything) == len(set(everything))
     assert {f"{UNITS}/cdi-courier.service", f"{UNITS}-preset/80-cdi-courier.preset"} <= core
     assert "/etc/cdi-courier/config.toml" in core
-    assert {"/usr/bin/cdi-courier", "/usr/share/man/man1/cdi-courier-run.1.gz"} <= core
+    # Fedora's rpm compresses pages, Debian's does not.
+    assert {"/usr/bin/cdi-courier", "/usr/share/man/man1/cdi-courier-run.1"} <= {
+        p.removesuffix(".gz") for p in core
+    }
     assert "/usr/bin/cdi-courier-nri" in files[f"{CORE}-nri"]
     for name in PACKAGES - {CORE}:
         folder = name.replace("-", "_")
@@ -103,9 +105,9 @@ def test_rpmlint_finds_nothing(rpms: dict[str, Path], tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def host(packages: Packages) -> Iterator[Box]:
+def host(bookworm: Path) -> Iterator[Box]:
     """A host into which rpm can install."""
-    with Box(root(packages, "bookworm", (*SYSTEM, *LIBRARIES))) as box:
+    with Box(bookworm) as box:
         yield box
 
 

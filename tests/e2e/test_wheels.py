@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 from support.box import Box
-from support.packages import Packages
-from support.rootfs import LIBRARIES, SYSTEM, root
 
 pytestmark = pytest.mark.runtime
 
@@ -93,7 +91,7 @@ def test_all_of_it_works_in_a_fresh_environment(venv: Path, tmp_path: Path) -> N
 
 
 @pytest.fixture
-def box(packages: Packages, venv: Path) -> Iterator[Box]:
+def box(bookworm: Path, venv: Path) -> Iterator[Box]:
     """A Debian host with that environment in /opt, which sees no library of Debian's."""
     config = dict(
         line.split(" = ", 1) for line in (venv / "pyvenv.cfg").read_text().splitlines() if " = " in line
@@ -104,7 +102,7 @@ def box(packages: Packages, venv: Path) -> Iterator[Box]:
     def prepare(folder: Path) -> None:
         shutil.copytree(venv, folder / HOME.lstrip("/"), symlinks=True)
 
-    with Box(root(packages, "bookworm", (*SYSTEM, *LIBRARIES)), prepare=prepare) as made:
+    with Box(bookworm, prepare=prepare) as made:
         yield made
 
 
