@@ -10,36 +10,51 @@ installed_into() { # STATE: one line a runtime into which something is installed
     done
 }
 
-used_by_containers() { # STATE: one line a thing that runs, or will run, the wrapper
-    [ -n "$(ls -A "$1/bin" 2>/dev/null)" ] || return 0
+named_by_runtimes() { # STATE: one line a configuration file of a runtime that names a wrapper
+    for file in /etc/containerd/*.toml /etc/containerd/*/*.toml /etc/docker/daemon.json \
+        /etc/crio/crio.conf /etc/crio/crio.conf.d/*; do
+        if grep -qsF "$1/bin/" "$file"; then echo "$file"; fi
+    done
+}
+
+used_by_containers() { # STATE: one line a thing that runs, or will run, a wrapper
     # A monitor, such as conmon, has the runtime's path among its arguments.
     for process in /proc/[0-9]*; do
-        grep -qsF "$1/bin/" "$process/cmdline" && echo "process ${process#/proc/}"
+        if grep -qsF "$1/bin/" "$process/cmdline"; then echo "process ${process#/proc/}"; fi
     done
-    # A shim of containerd has it beside the container's bundle.
-    for bundle in /run/containerd/io.containerd.runtime.v2.task/*/* /run/docker/containerd/daemon/io.containerd.runtime.v2.task/*/*; do
-        grep -qsF "$1/bin/" "$bundle/options.json" "$bundle/runtime" && echo "container ${bundle##*/}"
+    # A shim of containerd has it beside the container's bundle. Its state folder is a usual one, or is seen in
+    # the mounts of what runs.
+    tasks=io.containerd.runtime.v2.task
+    {
+        for state in /run/containerd /run/docker/containerd/daemon /run/k3s/containerd /run/k0s/containerd \
+            /var/snap/microk8s/common/run/containerd; do
+            ls -d "$state/$tasks"/*/* 2>/dev/null || true # not there
+        done
+        sed -n "s|^[^ ]* \\([^ ]*/$tasks/[^/ ]*/[^/ ]*\\)/.*|\\1|p" /proc/self/mounts
+    } | sort -u | while read -r bundle; do
+        if grep -qsF "$1/bin/" "$bundle/options.json" "$bundle/runtime"; then
+            echo "container ${bundle##*/}"
+        fi
     done
-    return 0
 }
 
-why_kept() { # STATE: says what is kept and why; nothing if all may go
-    runtimes=$(installed_into "$1")
-    users=$(used_by_containers "$1")
-    [ -n "$runtimes$users" ] || return 0
-    echo "cdi-courier: $1/bin and $1/changes are kept, because they are still needed:"
-    [ -z "$runtimes" ] || echo "$runtimes" | sed 's/^/  installed into /'
-    [ -z "$users" ] || echo "$users" | sed 's/^/  used by /'
-    echo "cdi-courier: Containers that ask for devices are refused until it is installed again."
-    [ -z "$runtimes" ] || echo "cdi-courier: To undo: install it again, run \`cdi-courier uninstall --apply\`, then remove it."
+why_kept() { # STATE: one line a reason to keep wrappers and manifests; nothing if all may go
+    installed_into "$1" | sed 's/^/installed into /'
+    [ -n "$(ls -A "$1/bin" 2>/dev/null)" ] || return 0
+    named_by_runtimes "$1" | sed 's/^/named in /'
+    used_by_containers "$1" | sed 's/^/used by /'
 }
 
-remove_unless_kept() { # STATE: also says so if it is kept
-    if [ -n "$(installed_into "$1")$(used_by_containers "$1")" ]; then
-        why_kept "$1"
+remove_unless_kept() { # STATE: also says why, if it is kept
+    reasons=$(why_kept "$1")
+    if [ -z "$reasons" ]; then
+        rm -rf "$1" /run/cdi-courier
         return 0
     fi
-    rm -rf "$1" /run/cdi-courier
+    echo "cdi-courier: $1/bin and $1/changes are kept, because they are still needed:"
+    echo "$reasons" | sed 's/^/  /'
+    echo "cdi-courier: Containers that ask for devices are refused until it is installed again. To take back what"
+    echo "cdi-courier: was installed: install the packages again, run \`cdi-courier uninstall --apply\`, remove them."
 }
 
 remove_generated() { # what the refresh service has written, unless somebody else writes it now

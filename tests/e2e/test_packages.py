@@ -154,6 +154,14 @@ def test_installing_starts_the_daemon_and_changes_no_runtime(bare: Debian) -> No
     assert bare.box.run(["systemctl", "--failed", "--no-legend"]).stdout == ""
 
 
+def test_systemd_finds_no_fault_in_the_units(debian: Debian) -> None:
+    """Every unit is one that this systemd understands to the last line."""
+    names = [f"cdi-courier-refresh.{kind}" for kind in ("service", "path", "timer")]
+    said = debian.box.run(["systemd-analyze", "verify", "--man=no", UNIT, *names], check=False)
+
+    assert (said.returncode, said.stderr) == (0, "")
+
+
 COMMANDS = (
     "--version",
     "config check",
@@ -239,21 +247,59 @@ def test_what_is_installed_into_a_runtime_outlives_the_package(debian: Debian) -
     assert kept == ["cdi-courier-runc", "oci_hook--containerd.json"]
     assert "installed into containerd (by backend oci_hook)" in said
 
-    # Nothing is installed any more, but a container's monitor still has the wrapper's path.
     manifest.unlink()
-    debian.install()
-    monitor = ["systemd-run", "--unit=monitor", "sh", "-c", "sleep 600", f"{STATE}/bin/cdi-courier-runc"]
-    debian.box.run(monitor)
-    said = debian.purge()
-
-    assert (gate / "cdi-courier-runc").exists()
-    assert "used by process" in said
-
-    debian.box.run(["systemctl", "stop", "monitor"])
     debian.install()
     debian.purge()
 
     assert not gate.parent.exists()
+
+
+GATE = f"{STATE}/bin/cdi-courier-runc"
+TASKS = "io.containerd.runtime.v2.task"
+SHIM = f"""
+bundle=/run/k3s/containerd/{TASKS}/k8s.io/abc
+mkdir -p $bundle
+echo '{{"binary_name":"{GATE}"}}' >$bundle/options.json
+"""
+SHIM_ELSEWHERE = f"""
+bundle=/srv/c/{TASKS}/default/own
+mkdir -p $bundle/rootfs
+mount -t tmpfs tmpfs $bundle/rootfs
+echo {GATE} >$bundle/runtime
+"""
+DOCKER = f"""
+mkdir -p /etc/docker
+echo '{{"runtimes": {{"x": {{"path": "{GATE}"}}}}}}' >/etc/docker/daemon.json
+"""
+FOREIGN = SHIM.replace(GATE, "/usr/bin/runc")
+MANIFEST = f"mkdir -p {STATE}/changes; touch {STATE}/changes/oci_hook--cri-o.json"
+CONMON = f"systemd-run --unit=monitor sh -c 'sleep 600' {GATE}"
+AFTER = "systemctl stop monitor; umount /srv/c/*/*/*/rootfs; rm -rf /srv/c /run/k3s /etc/docker"
+NEEDS = {
+    # what makes the wrapper needed → the script that does, what is said of it
+    "a manifest": (MANIFEST, "installed into cri-o (by backend oci_hook)"),
+    "conmon": (CONMON, "used by process"),
+    "a shim": (SHIM, "used by container abc"),
+    "a shim elsewhere": (SHIM_ELSEWHERE, "used by container own"),
+    "Docker": (DOCKER, "named in /etc/docker/daemon.json"),
+    "nothing": ("true", ""),
+    "a container without it": (FOREIGN, ""),
+}
+
+
+@pytest.mark.parametrize("need", NEEDS)
+def test_a_wrapper_stays_for_whoever_needs_it(bare: Debian, need: str) -> None:
+    """Whatever still leads to the wrapper keeps it, and is named; when nothing does, nothing is left."""
+    arrange, words = NEEDS[need]
+    bare.box.run(["sh", "-euc", f"mkdir -p {STATE}/bin; touch {GATE}; {arrange}"])
+    script = (REPOSITORY / "packaging/kept.sh").read_text() + f"\nremove_unless_kept {STATE}"
+    said = bare.box.run(["sh", "-euc", script]).stdout
+    kept = (bare.box.root / GATE.lstrip("/")).exists()
+    bare.box.run(["sh", "-c", AFTER], check=False)
+
+    assert kept == bool(words)
+    assert words in said
+    assert bool(said) == bool(words)
 
 
 def test_an_upgrade_keeps_what_was_edited_and_starts_the_new_daemon(debian: Debian, tmp_path: Path) -> None:
