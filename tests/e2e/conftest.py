@@ -79,7 +79,7 @@ def bookworm(packages: Packages) -> Path:
 def trixie(packages: Packages) -> Path:
     """A pristine root of Debian 13 as `bookworm`, with a kernel, containerd and runc: for `Box` and `VM`."""
     include = (*rootfs.SYSTEM, *rootfs.LIBRARIES, *vm.KERNEL, "containerd", "runc")
-    return rootfs.root(packages, "trixie", include)
+    return rootfs.root(packages, "trixie", include, files=vm.SETTINGS)
 
 
 @pytest.fixture

@@ -19,14 +19,14 @@ from .scenario import ALL, DOMAIN, GRANTED_NAMESPACE, OPEN_FUSE, OPEN_KMSG, spec
 from .vm import VM
 from .waiting import wait_for
 
-_REPOSITORY = Path(__file__).resolve().parents[2]
 IMAGE = "/root/image.tar"
 INSTALL = ("cdi-courier", "install", "--backend", "nri", "--runtime", "containerd", "--apply")
 UNINSTALL = ("cdi-courier", "uninstall", "--runtime", "containerd", "--apply")
-_UNIT = _REPOSITORY / "packaging/systemd/cdi-courier.service"
 CONFIG = "/etc/containerd/config.toml"
-SLICE = "tests.slice"
+SLICE = "tests.slice"  # of all pods
 NODE = "/dev/courier0"
+
+_UNIT = Path(__file__).resolve().parents[2] / "packaging/systemd/cdi-courier.service"
 
 # What an administrator sets for Kubernetes, under the tables that Debian's file has.
 _CONTAINERD = f"""\
@@ -55,6 +55,9 @@ Restart=always
 [Install]
 WantedBy=multi-user.target
 """
+
+# A machine this slow needs patience; two seconds are for real ones.
+_SETTINGS = "[probe]\ntimeout = 30.0\n"
 
 _DEVICE = {"deviceNodes": [{"path": NODE, "hostPath": "/dev/kmsg", "type": "c", "major": 1, "minor": 11}]}
 
@@ -85,7 +88,7 @@ class Served:
         """Whether the container may open the granted device, by its node and by number, and not another."""
         # One command: starting a program in a container takes a second here.
         tries = (f"exec 3>{NODE}", OPEN_KMSG, OPEN_FUSE)
-        rc, out = self.shell(container, "; ".join(f"(({command}) 2>&-; echo $?)" for command in tries))
+        rc, out = self.shell(container, "; ".join(f"({command}) 2>&-; echo $?" for command in tries))
         node, granted, other = out.split()
         return (rc, node, granted, other != "0") == (0, "0", "0", True)
 
@@ -118,6 +121,7 @@ def machine(packages: Packages, root: Path) -> VM:
         image.build(busybox, root / IMAGE.lstrip("/"))
         files = {
             CONFIG: _CONTAINERD,
+            "/etc/cdi-courier/config.toml": _SETTINGS,
             "/etc/cdi/test.json": json.dumps(spec(all=_DEVICE)),
             "/etc/systemd/system/cdi-courier.service": _UNIT.read_text() if _UNIT.exists() else _MINIMAL_UNIT,
         }

@@ -25,14 +25,21 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from . import rootfs, units
+from . import host, rootfs, units
 from .packages import Packages, machine_suite
 from .units import HostFailure
 from .waiting import WaitTimeoutError, wait_for
 
 KERNEL = ("linux-image-cloud-amd64", "initramfs-tools", "iproute2", "zstd")
 """What a root needs beside `rootfs.SYSTEM` and Python to boot as a virtual machine."""
+
+SETTINGS = {
+    "etc/initramfs-tools/conf.d/vm": "MODULES=list\n",
+    "usr/share/initramfs-tools/modules.d/vm": "virtio_pci\nvirtio_blk\next4\n",
+}
+"""`rootfs.root`'s files for that: an initial RAM disk of half the size."""
 
 _TOOLS = ("qemu-system-x86", "e2fsprogs")
 _BOOT = 240.0  # seconds; a quiet machine takes a tenth of it
@@ -41,7 +48,16 @@ _COPY = 120.0
 _LOG_LINES = 40
 _DISK = "3G"  # sparse
 _PREFIX = "cdi-vm-"
+_OWNER = "owner"
 _APPEND = "root=/dev/vda rw console=ttyS0 quiet mitigations=off systemd.show_status=no net.ifnames=0"
+# What a server without screen and users does not need takes a third of an emulated boot.
+_MASKED = (
+    *(f"modprobe@{module}.service" for module in ("configfs", "drm", "efi_pstore", "fuse")),
+    *("getty.target", "ldconfig.service", "systemd-binfmt.service", "systemd-logind.service"),
+    *("systemd-hwdb-update.service", "systemd-journal-catalog-update.service", "systemd-tpm2-setup.service"),
+    *("proc-sys-fs-binfmt_misc.automount", "sys-kernel-debug.mount", "sys-kernel-tracing.mount"),
+    "systemd-udev-load-credentials.service",
+)
 _CHANNEL = "cdi.courier.tests"
 _PORTS = 4  # forwarded; the guest's are _FIRST_PORT and those after it
 _FIRST_PORT = 7000
@@ -165,7 +181,9 @@ class VM:
         Raises PackageError, VMFailure.
         """
         self._tools = rootfs.root(self._packages, machine_suite(), _TOOLS, variant="extract")
+        _reap_stale()
         self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        (self._folder / _OWNER).write_text(host.owner(os.getpid()))
         self._make_disk()
         with (self._folder / "qemu.log").open("wb") as log:
             self._process = subprocess.Popen(
@@ -295,6 +313,8 @@ class VM:
         wants = root / "etc/systemd/system/multi-user.target.wants/agent.service"
         wants.parent.mkdir(parents=True, exist_ok=True)
         wants.symlink_to("../agent.service")
+        for name in _MASKED:
+            (root / "etc/systemd/system" / name).symlink_to("/dev/null")
         make = ["mke2fs", "-q", "-t", "ext4", "-E", "root_owner=0:0", "-d", "/tmp/root", "/tmp/disk", _DISK]
         done = subprocess.run(self._in_tools(make), capture_output=True, text=True, timeout=_COPY)
         if done.returncode:
@@ -306,7 +326,8 @@ class VM:
             f"hostfwd=tcp:127.0.0.1:{port}-:{_FIRST_PORT + number}" for number, port in enumerate(self._ports)
         ]
         return [
-            *("qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2"),
+            # A plain CPU: for what a rich one can do, udev loads a dozen modules.
+            *("qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "qemu64", "-smp", "2"),
             *("-m", str(self._memory), "-nodefaults", "-no-user-config", "-display", "none"),
             *("-kernel", "/tmp/vmlinuz", "-initrd", "/tmp/initrd.img", "-append", _APPEND),
             *("-drive", "file=/tmp/disk,format=raw,if=virtio,cache=unsafe"),
@@ -336,13 +357,13 @@ class VM:
         self._channel = channel
         return True
 
-    def _receive(self, number: int, deadline: float) -> dict[str, object]:
+    def _receive(self, number: int, deadline: float) -> dict[str, Any]:
         """The answer of this number; what is left of one that was given up goes by."""
         while True:
             line, newline, rest = self._received.partition(b"\n")
             if newline:
                 self._received = rest
-                said: dict[str, object] = json.loads(line)
+                said: dict[str, Any] = json.loads(line)
                 if said["id"] == number:
                     return said
                 continue
@@ -368,6 +389,15 @@ def unsuitable() -> str:
     """Why no virtual machine can be started on this machine, or an empty string."""
     machine = os.uname().machine
     return "" if machine == "x86_64" else f"the virtual machine is an x86-64 one, and this is {machine}"
+
+
+def _reap_stale() -> None:
+    """Remove what machines left whose process was killed before it could."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            note = (folder / _OWNER).read_text()
+            if folder.stat().st_uid == os.geteuid() and host.is_orphaned(note):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write(path: Path, text: str) -> None:
