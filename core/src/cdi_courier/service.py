@@ -113,7 +113,8 @@ def _forced(settings: Settings, backend: str | None) -> Settings:
 def _servers(state: State, plugins: Plugins, watch: Watch) -> dict[str, Server]:
     """The backends that have something to run. They begin at once; the host is described beside them.
 
-    Raises `PluginError` if there is none: ``PLG003`` for a forced one that does not exist, ``PLG004``.
+    None of them: the daemon waits, since what it is told to do next may be to start anew with one. Raises
+    `PluginError` ``PLG003`` for a forced one that does not exist or has nothing to run.
     """
     settings = state.settings
     wanted = settings.backends.choose
@@ -135,11 +136,12 @@ def _servers(state: State, plugins: Plugins, watch: Watch) -> dict[str, Server]:
         )
     if not servers:
         installed = ", ".join(plugins.backends) or "none"
-        raise PluginError(
+        nothing = PluginError(
             "PLG004",
             f"no backend has anything to run (installed: {installed})",
-            "install one that has, for example the package cdi-courier-nri, or choose it with --backend",
+            "install one that has, for example the package cdi-courier-nri, or stop this service",
         )
+        logger.warning("%s", nothing)
     return servers
 
 
