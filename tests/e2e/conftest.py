@@ -1,4 +1,4 @@
-"""What end-to-end tests stand on: real containerds, one of a kind a session, clean for each test.
+"""What end-to-end tests stand on: real containerds, one of a kind a session, clean for each test; and hosts.
 
 Where no runtime can be had, the tests are skipped with the reason; in CI (``CI`` in the environment) that is
 a failure.
@@ -8,22 +8,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from support import rootfs, vm
+from support.box import Box
 from support.containerd import SUITES_1_7, SUITES_2, Handler, runc_of
 from support.lab import NEWER, Lab, unsuitable
 from support.packages import Packages
+from support.product import install_product
 
 
 @pytest.fixture(scope="session")
 def packages() -> Packages:
     """Debian's packages, on a machine that can run what is in them."""
-    reason = unsuitable()
+    need(unsuitable())
+    return Packages()
+
+
+def need(reason: str) -> None:
+    """Skip the test for this reason, if there is one; in CI fail it."""
     if reason and os.environ.get("CI"):
         pytest.fail(f"CI must run these tests: {reason}")
     if reason:
         pytest.skip(reason)
-    return Packages()
 
 
 def newer_runc(packages: Packages) -> dict[str, Handler]:
@@ -57,3 +65,23 @@ def lab17(containerd17: Lab) -> Iterator[Lab]:
     """containerd 1.7, otherwise as `lab`."""
     yield containerd17
     containerd17.reset()
+
+
+@pytest.fixture(scope="session")
+def bookworm(packages: Packages) -> Path:
+    """A pristine root of Debian 12 that boots and has what the product needs; `Box` starts from it."""
+    return rootfs.root(packages, "bookworm", (*rootfs.SYSTEM, *rootfs.LIBRARIES))
+
+
+@pytest.fixture(scope="session")
+def trixie(packages: Packages) -> Path:
+    """A pristine root of Debian 13 as `bookworm`, with a kernel, containerd and runc: for `Box` and `VM`."""
+    include = (*rootfs.SYSTEM, *rootfs.LIBRARIES, *vm.KERNEL, "containerd", "runc")
+    return rootfs.root(packages, "trixie", include)
+
+
+@pytest.fixture
+def box(bookworm: Path) -> Iterator[Box]:
+    """A Debian 12 of its own with a real systemd and the product, for one test."""
+    with Box(bookworm, prepare=install_product) as box:
+        yield box

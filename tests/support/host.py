@@ -127,6 +127,15 @@ def start_time(pid: int) -> str:
     return stat.rpartition(")")[2].split()[19]
 
 
+def lives(pid: int) -> bool:
+    """Whether a process runs; one that has ended and is not yet waited for does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
+
+
 def _cgroup_folders(name: str) -> list[Path]:
     relative = name.strip("/")
     if not relative or not _CGROUPS.is_dir():
