@@ -265,3 +265,38 @@ def test_metrics_are_served_from_within_the_sandbox(service: Service) -> None:
 
     service.wait_for_log("SET032: [metrics] listen is set, but prometheus_client cannot be imported")
     assert service.show("ActiveState") == "active"
+
+
+NRI_ON = 'version = 2\n[plugins."io.containerd.nri.v1.nri"]\ndisable = false\n'
+
+
+@pytest.fixture
+def beside_containerd(trixie: Path) -> Iterator[Service]:
+    """The unit in a Debian 13 of its own, with that suite's containerd, whose NRI is on."""
+
+    def prepare(root: Path) -> None:
+        installed(root)
+        (root / "etc/containerd").mkdir(exist_ok=True)
+        (root / "etc/containerd/config.toml").write_text(NRI_ON)
+
+    with Box(trixie, prepare=prepare, tmpfs=["/var/lib/containerd"]) as box:
+        yield Service(box)
+
+
+def test_a_real_containerd_is_described_and_served_from_within_the_sandbox(
+    beside_containerd: Service,
+) -> None:
+    """What its API, its configuration and the kernel tell is learnt with the unit's few rights."""
+    service = beside_containerd
+    service.start()
+
+    def described() -> bool:
+        return service.command("status")[0] == 0 and "delivering by edits" in service.command("status")[1]
+
+    wait_for(described, 30, lambda: f"a session\n{service.box.journal(UNIT)}", pause=0.2)
+    service.wait_for_log("served by nri: NRI is on")
+    runtime = json.loads(service.command("status", "--json")[1])["runtimes"]["containerd"]
+
+    assert (runtime["backend"], runtime["state"], runtime["sessions"]) == ("nri", "active", 1)
+    assert runtime["version"].startswith("1.7.")
+    assert "HST" not in service.box.journal(UNIT)
