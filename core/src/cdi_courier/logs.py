@@ -123,7 +123,8 @@ class _Queued(logging.Handler):
             self.handleError(record)
             return
         level = record.levelno
-        self._queue.put(Line(level, record.created, record.name, message, getattr(record, "decision", None)))
+        decision = record.__dict__.get("decision")
+        self._queue.put(Line(level, record.created, record.name, message, decision))
         if level >= logging.WARNING or waiting == MANY:
             self._urgent.set()
 

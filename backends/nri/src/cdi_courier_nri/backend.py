@@ -259,9 +259,9 @@ class _Outcome:
     lost: bool = False
 
 
-@frozen
+@define  # frozen costs more, and nobody changes it
 class _Decision:
-    """What is remembered of an outcome."""
+    """What is remembered of an outcome: no reference to the request, which is large."""
 
     time: float
     verdict: str
@@ -456,11 +456,11 @@ class Handler:
             return b""
         if isinstance(grant, Skipped):
             return self._skip(event, request, grant, began, grant.error.fields.get("rule", ""))
-        answer = functools.partial(self._answer, terms, event, request, grant, began)
         snapshot = terms.registry.current()
         if snapshot is None:
+            answer = functools.partial(self._answer, terms, event, request, grant, began)
             return self._reader.submit(_read, terms.registry, answer)
-        return answer(snapshot)
+        return self._answer(terms, event, request, grant, began, snapshot)
 
     def answered(self) -> None:
         """Count and log what has been decided since the last call."""
@@ -499,7 +499,9 @@ class Handler:
             names = tuple(grant.requested)
             self._conclude(event, request, "refused", began, names, error=error, rule=grant.rule)
             raise
-        self._conclude(event, request, "injected", began, injection.names, rule=grant.rule, lost=lost)
+        self._unsaid.append(
+            _Outcome(event, request, "injected", injection.names, None, grant.rule, began, lost)
+        )
         return data
 
     def _by_edits(
@@ -549,35 +551,34 @@ class Handler:
         began: float,
         names: tuple[str, ...] = (),
         *,
-        error: CourierError | None = None,
+        error: CourierError,
         rule: str = "",
-        lost: bool = False,
     ) -> None:
-        """Note what became of a container, to be counted and logged once the answer is on its way."""
-        self._unsaid.append(_Outcome(event, request, verdict, names, error, rule, began, lost))
+        """Note why a container gets nothing, to be counted and logged once the answer is on its way."""
+        self._unsaid.append(_Outcome(event, request, verdict, names, error, rule, began))
 
     def _tell(self, outcome: _Outcome, duration: float) -> None:
         request, verdict, names, error = outcome.request, outcome.verdict, outcome.names, outcome.error
-        counts, who = self.counts, str(outcome.request)
-        counts[verdict] += 1
-        code = cause = ""
+        who = str(request)
+        self.counts[verdict] += 1
         if error is None:
+            code = cause = ""
+            level, what = logging.INFO, ",".join(names)
             for name in names:
                 self._count_kind(name.partition("=")[0])
+            self.counts["undeliverable"] += outcome.lost
         else:
             code, cause = error.code, _short(error)
+            level, what = logging.WARNING, _in_one_line(error)
             by_code = self.refusals if verdict == "refused" else self.skips
             by_code[code] = by_code.get(code, 0) + 1
-            counts["unresolved"] += isinstance(error, CdiError)
-        counts["undeliverable"] += outcome.lost or isinstance(error, DeliveryError)
+            self.counts["unresolved"] += isinstance(error, CdiError)
+            self.counts["undeliverable"] += isinstance(error, DeliveryError)
         self._decisions.append(
             _Decision(time.time(), verdict, who, names, cause, code, outcome.rule, duration)
         )
-        level = logging.INFO if error is None else logging.WARNING
-        if logger.isEnabledFor(level):
-            fields = self._fields(request, verdict, names, code, outcome.rule, duration)
-            what = ",".join(names) if error is None else _in_one_line(error)
-            logger.log(level, "%s %s: %s", verdict, who, what, extra={"decision": fields})
+        fields = self._fields(request, verdict, names, code, outcome.rule, duration)
+        logger.log(level, "%s %s: %s", verdict, who, what, extra={"decision": fields})
 
     def _count_kind(self, kind: str) -> None:
         # Only names that spec files define are injected, so there are few; yet a scrape must stay small.
