@@ -849,7 +849,7 @@ def test_the_kinds_that_are_counted_are_bounded(config: Settings, monkeypatch: p
     assert handler.kinds == {"vendor.com/gpu": 2, "other": 2}
 
 
-HOSTILE = st.text(st.characters(codec="utf-8"), max_size=253)
+HOSTILE = st.text(max_size=253)
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
