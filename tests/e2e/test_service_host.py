@@ -204,6 +204,8 @@ def test_a_daemon_that_stands_still_is_restarted_by_the_watchdog(service: Servic
     assert f"STA002: the daemon (pid {first}) does not answer" in stuck[1]
     assert creation.error == ""
     assert int(service.show("NRestarts")) == 1
+    assert "Watchdog timeout" in service.box.journal(UNIT)
+    assert "Fatal Python error: Aborted" in service.box.journal(UNIT)
 
 
 def test_a_daemon_that_dies_is_restarted_whatever_ends_it(service: Service) -> None:

@@ -1,4 +1,4 @@
-"""Policy and limits at their edges, through the first half of the pipeline: settings in, grant or refusal out.
+"""Policy and limits at their edges, through the first half of the pipeline: settings in, a verdict out.
 
 Names, namespaces and annotations are whatever a pod's author likes; rules and limits are root's.
 """
