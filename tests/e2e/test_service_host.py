@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import prometheus_client
 import pytest
 from support.box import Box
 from support.nri_runtime import NriRuntime, container, pod
@@ -260,13 +262,49 @@ def test_a_start_that_fails_says_why_in_the_journal(
     assert "Traceback" not in service.box.journal(UNIT)
 
 
-def test_metrics_are_served_from_within_the_sandbox(service: Service) -> None:
-    """Where prometheus_client is missing, the service serves without and says what to install."""
+def scraped(service: Service, listen: str) -> str:
+    """What a process of root's in the box gets at the address."""
+    script = (
+        "import http.client, socket, sys\n"
+        "listen = sys.argv[1]\n"
+        "connection = http.client.HTTPConnection('localhost')\n"
+        "if listen.startswith('unix:'):\n"
+        "    connection.sock = socket.socket(socket.AF_UNIX)\n"
+        "    connection.sock.connect(listen.removeprefix('unix:'))\n"
+        "else:\n"
+        "    connection = http.client.HTTPConnection(listen)\n"
+        "connection.request('GET', '/metrics')\n"
+        "print(connection.getresponse().read().decode())\n"
+    )
+    return service.box.run(["python3", "-c", script, listen]).stdout
+
+
+@pytest.mark.parametrize("listen", ["unix:/run/cdi-courier/metrics.sock", "127.0.0.1:9465"])
+def test_metrics_are_served_from_within_the_sandbox(service: Service, listen: str) -> None:
+    """A socket in the state directory and a loopback port work with the unit's few rights."""
+    packages = service.box.root / "usr/lib/python3/dist-packages/prometheus_client"
+    shutil.copytree(Path(prometheus_client.__file__).parent, packages)
+    service.configure(f'[metrics]\nlisten = "{listen}"\n')
+    try:
+        service.start()
+        service.wait_for_log(f"metrics at {listen}")
+        service.box.run(["sh", "-c", "ip link set lo up 2>/dev/null || true"])
+        text = scraped(service, listen)
+    finally:
+        shutil.rmtree(packages)
+
+    assert 'cdi_courier_session_state{socket="/var/run/nri/nri.sock",state="waiting"} 1.0' in text
+    assert "process_resident_memory_bytes" in text
+
+
+def test_without_prometheus_client_the_service_serves_and_says_what_to_install(service: Service) -> None:
+    """What is optional and missing costs nothing but itself."""
     service.configure('[metrics]\nlisten = "127.0.0.1:9465"\n')
     service.start()
 
     service.wait_for_log("SET032: [metrics] listen is set, but prometheus_client cannot be imported")
     assert service.show("ActiveState") == "active"
+    assert "SET032" in service.command("status")[1]
 
 
 NRI_ON = 'version = 2\n[plugins."io.containerd.nri.v1.nri"]\ndisable = false\n'
