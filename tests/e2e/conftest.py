@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import debian13 as debian13_module
 from support import rootfs, vm
 from support.box import Box
 from support.containerd import SUITES_1_7, SUITES_2, Handler, runc_of
+from support.debian13 import Served
 from support.lab import NEWER, Lab, unsuitable
 from support.packages import Packages
 from support.product import install_product
@@ -77,7 +79,7 @@ def bookworm(packages: Packages) -> Path:
 def trixie(packages: Packages) -> Path:
     """A pristine root of Debian 13 as `bookworm`, with a kernel, containerd and runc: for `Box` and `VM`."""
     include = (*rootfs.SYSTEM, *rootfs.LIBRARIES, *vm.KERNEL, "containerd", "runc")
-    return rootfs.root(packages, "trixie", include)
+    return rootfs.root(packages, "trixie", include, files=vm.SETTINGS)
 
 
 @pytest.fixture
@@ -85,3 +87,21 @@ def box(bookworm: Path) -> Iterator[Box]:
     """A Debian 12 of its own with a real systemd and the product, for one test."""
     with Box(bookworm, prepare=install_product) as box:
         yield box
+
+
+@pytest.fixture(scope="session")
+def debian13(packages: Packages, trixie: Path) -> Iterator[Served]:
+    """A virtual Debian 13 whose containerd 1.7 is served by the daemon; one for all tests; see `host13`."""
+    need(vm.unsuitable())
+    with debian13_module.machine(packages, trixie) as machine:
+        served = debian13_module.serve(machine)
+        yield served
+        served.cri.close()
+
+
+@pytest.fixture
+def host13(debian13: Served) -> Iterator[Served]:
+    """`debian13` without pods, served again whatever a test did; its daemon has logged no traceback."""
+    yield debian13
+    debian13.restore()
+    assert "Traceback" not in debian13.vm.journal("cdi-courier")

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import host
+from support import host, rootfs
 from support.box import Box, BoxFailure
+from support.packages import PackageError, Packages
 from support.product import install_product
 from support.waiting import wait_for
 
@@ -18,7 +23,7 @@ BACKENDS = ("cri_o_drop_in", "nri", "oci_hook")
 
 
 @pytest.fixture(params=["bookworm", "trixie"])
-def any_box(request: pytest.FixtureRequest, tmp_path: Path):
+def any_box(request: pytest.FixtureRequest) -> Iterator[Box]:
     """A box of each suite, with the product."""
     with Box(request.getfixturevalue(request.param), prepare=install_product) as box:
         yield box
@@ -110,16 +115,16 @@ def test_the_daemon_runs_as_a_service(box: Box) -> None:
 
 def test_a_box_changes_nothing_of_its_root_and_leaves_nothing(bookworm: Path) -> None:
     """Files that are written in a box are the box's own; afterwards no mount, process or cgroup is left."""
-    before, mounts = snapshot(bookworm), Path("/proc/self/mountinfo").read_text()
+    before = snapshot(bookworm)
     with Box(bookworm, prepare=lambda root: (root / "etc/put").write_text("x")) as box:
         pid, cgroup = box.pid, box.cgroup
         box.run(["sh", "-c", "echo y >> /etc/put; rm /etc/fstab; chmod 0700 /usr/bin/env"])
         written = (box.root / "etc/put").read_text()
-        during = Path("/proc/self/mountinfo").read_text()
+        mounts = host.mounts_below(Path(tempfile.gettempdir(), cgroup.strip("/")))
 
     assert written == "xy\n"
     assert snapshot(bookworm) == before
-    assert during == Path("/proc/self/mountinfo").read_text() == mounts
+    assert mounts == []  # not even while it runs
     assert not host.lives(pid)
     assert host.cgroups(cgroup) == []
 
@@ -153,3 +158,63 @@ def test_a_command_that_hangs_is_given_up_in_time(box: Box) -> None:
     """A deadline that has passed is an error that names the command."""
     with pytest.raises(BoxFailure, match="sleep 1000 took over"):
         box.run(["sleep", "1000"], timeout=0.3)
+
+
+_HOLDER = """
+import sys
+from pathlib import Path
+from support.box import Box
+with Box(Path(sys.argv[1])) as box:
+    print(box.pid, box.cgroup, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_box_ends_with_its_process_however_that_ends(bookworm: Path) -> None:
+    """Of a killed test run no process stays, and the next box removes the empty folder and cgroup."""
+    argv = [sys.executable, "-c", _HOLDER, bookworm]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as holder:
+        assert holder.stdout is not None
+        pid, cgroup = holder.stdout.readline().split()
+        holder.kill()
+    wait_for(lambda: not host.lives(int(pid)), 10, "the box's pid 1 to end")
+    folder = Path(tempfile.gettempdir(), cgroup.strip("/"))
+    left = folder.exists()
+
+    with Box(bookworm):
+        assert left
+        assert not folder.exists()
+        assert not folder.with_name(f"{folder.name}.log").exists()
+        assert host.cgroups(cgroup) == []
+
+
+@pytest.mark.parametrize("name", ["", "-o", "a b", "x;y", "../x"])
+def test_a_root_is_made_of_names_only(packages: Packages, name: str) -> None:
+    """What is no package's name reaches no command line."""
+    with pytest.raises(PackageError, match="not a suite's or a package's name"):
+        rootfs.root(packages, "bookworm", (name,))
+
+
+def test_a_root_is_made_once(packages: Packages, bookworm: Path) -> None:
+    """The same list in another order is the same root, from the cache."""
+    lines: list[str] = []
+    again = Packages(packages.cache, progress=lines.append, refresh=False)
+
+    assert rootfs.root(again, "bookworm", (*rootfs.LIBRARIES, *rootfs.SYSTEM)) == bookworm
+    assert lines == []
+
+
+def test_a_folder_with_a_tmpfs_of_its_own_can_hold_overlays(bookworm: Path) -> None:
+    """What a container runtime does with its layers works there, which it does not on the box's root."""
+    script = (
+        "mkdir -p $0 && cd $0 && mkdir l u w m && mount -t overlay -o lowerdir=l,upperdir=u,workdir=w x m"
+    )
+    with Box(bookworm, tmpfs=["/var/lib/layers"]) as box:
+        on_tmpfs = box.run(["sh", "-c", script, "/var/lib/layers"], check=False)
+        on_root = box.run(["sh", "-c", script, "/var/lib/others"], check=False)
+
+    assert on_tmpfs.returncode == 0, on_tmpfs.stderr
+    assert on_root.returncode != 0

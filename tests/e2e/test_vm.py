@@ -1,4 +1,4 @@
-"""The product on a whole Debian 13: containerd 1.7 from apt, real systemd, its cgroup driver, all controllers.
+"""The product on a whole Debian 13: containerd 1.7 from apt, systemd as cgroup driver, all controllers.
 
 One boot serves all of it, and the tests are few and broad, because everything in the machine takes ten times
 as long. The machine is a host in use: NRI is turned on by `install --apply`, the daemon is a unit.
@@ -6,155 +6,139 @@ as long. The machine is a host in use: NRI is turned on by `install --apply`, th
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
 import pytest
-from support import image, vm
-from support.cri import CriClient, CriError, Pod
-from support.packages import Packages, machine_suite
-from support.product import install_product
-from support.scenario import ALL, DOMAIN, GRANTED_NAMESPACE, OPEN_FUSE, OPEN_KMSG, spec
-from support.vm import VM
-from support.waiting import wait_for
-
-from .conftest import need
+from support.cri import CriError
+from support.debian13 import CONFIG, INSTALL, SLICE, UNINSTALL, Served, described, main_pid
+from support.scenario import STATUS
 
 pytestmark = pytest.mark.runtime
 
-_REPOSITORY = Path(__file__).resolve().parents[2]
-_UNIT = _REPOSITORY / "packaging/systemd/cdi-courier.service"
-_CONFIG = "/etc/containerd/config.toml"
-_SLICE = "tests.slice"
-_NODE = "/dev/courier0"
 
-# What an administrator sets for Kubernetes, under the tables that Debian's file has.
-_CONTAINERD = f"""\
-version = 2
+def test_the_machine_is_a_debian_13_with_controllers_and_systemds_cgroup_driver(host13: Served) -> None:
+    """What the tests here stand on is what they say: nothing failed, pure cgroup v2, containerd 1.7."""
+    release = host13.vm.run(["cat", "/etc/os-release"]).stdout
+    controllers = host13.vm.run(["cat", "/sys/fs/cgroup/cgroup.controllers"]).stdout.split()
+    facts = {name: fact["value"] for name, fact in host13.after["facts"].items()}
 
-[plugins]
-  [plugins."io.containerd.grpc.v1.cri"]
-    sandbox_image = "{image.NAME}"
-    [plugins."io.containerd.grpc.v1.cri".cni]
-      bin_dir = "/usr/lib/cni"
-      conf_dir = "/etc/cni/net.d"
-    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
-      runtime_type = "io.containerd.runc.v2"
-      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
-        SystemdCgroup = true
-  [plugins."io.containerd.internal.v1.opt"]
-    path = "/var/lib/containerd/opt"
-"""
-
-_MINIMAL_UNIT = """\
-[Unit]
-Description=CDI devices by annotation
-[Service]
-ExecStart=/usr/bin/cdi-courier run
-Restart=always
-[Install]
-WantedBy=multi-user.target
-"""
-
-_DEVICE = {"deviceNodes": [{"path": _NODE, "hostPath": "/dev/kmsg", "type": "c", "major": 1, "minor": 11}]}
+    assert "VERSION_CODENAME=trixie" in release
+    assert host13.vm.state == "running"
+    assert {"cpu", "memory", "pids"} <= set(controllers)
+    assert facts["cgroup_driver"] == "systemd"
+    assert facts["cgroup_version"] == 2
+    assert host13.after["version"].startswith("1.7.")
 
 
-@dataclass(frozen=True)
-class Served:
-    """The machine with NRI turned on and the daemon running, and how it came to that.
+def test_install_with_apply_turned_nri_on_by_a_restart(host13: Served) -> None:
+    """Before, NRI was off and nothing served; after, another containerd process has it on and is served."""
+    before, after = host13.before, host13.after
 
-    before, after: what `doctor --json` said of containerd. pids: containerd's, before and after the install.
-    """
-
-    vm: VM
-    cri: CriClient
-    before: dict[str, Any]
-    after: dict[str, Any]
-    pids: tuple[int, int]
-
-    def pod(self, name: str, namespace: str = GRANTED_NAMESPACE) -> Pod:
-        return self.cri.run_pod(name, namespace, annotations={DOMAIN: ALL})
-
-    def shell(self, container: str, script: str) -> tuple[int, str]:
-        rc, out, err = self.cri.exec_sync(container, ["sh", "-c", script])
-        return rc, out + err
-
-    def has_device(self, container: str) -> bool:
-        """Whether the container may open the device's node, and what is not granted remains shut."""
-        opened = self.shell(container, f"exec 3>{_NODE}")[0] == self.shell(container, OPEN_KMSG)[0] == 0
-        return opened and self.shell(container, OPEN_FUSE)[0] != 0
-
-    def courier_is_back(self, times: int) -> bool:
-        """Whether containerd has introduced itself to the daemon so many times in all."""
-        return self.vm.journal("cdi-courier").count("synchronized:") >= times
-
-    def introductions(self) -> int:
-        return self.vm.journal("cdi-courier").count("synchronized:")
+    assert before["facts"]["nri"]["value"] == "off"
+    assert before["active"] is None
+    assert before["recommended"] == "nri"
+    assert after["facts"]["nri"]["value"] == "on"
+    assert after["active"] == "nri"
+    assert host13.pids[0] != host13.pids[1]
 
 
-@pytest.fixture(scope="session")
-def debian13(packages: Packages, trixie: Path) -> Iterator[VM]:
-    """Debian 13 with containerd 1.7 under systemd's cgroup driver, an image, a device, and the product."""
-    need(vm.unsuitable())
-    busybox = packages.fetch("busybox-static", machine_suite()) / "bin/busybox"
+def test_doctor_calls_the_served_host_ready(host13: Served) -> None:
+    """With NRI on, a daemon and a device, doctor has nothing to add."""
+    done = host13.vm.run(["cdi-courier", "doctor"], check=False)
 
-    def prepare(root: Path) -> None:
-        install_product(root)
-        image.build(busybox, root / "root/image.tar")
-        unit = _UNIT.read_text() if _UNIT.exists() else _MINIMAL_UNIT
-        files = {
-            _CONFIG: _CONTAINERD,
-            "/etc/cdi/test.json": json.dumps(spec(all=_DEVICE)),
-            "/etc/systemd/system/cdi-courier.service": unit,
-        }
-        for path, text in files.items():
-            target = root / path.lstrip("/")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text)
-
-    with VM(packages, trixie, prepare=prepare) as machine:
-        machine.run(["ctr", "-n", "k8s.io", "images", "import", "/root/image.tar"])
-        yield machine
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.fixture(scope="session")
-def served(debian13: VM) -> Iterator[Served]:
-    """The machine after ``cdi-courier install --apply`` and ``systemctl enable --now cdi-courier``."""
-    before, pid = described(debian13), main_pid(debian13, "containerd")
-    debian13.run(
-        ["cdi-courier", "install", "--backend", "nri", "--runtime", "containerd", "--apply", "--yes"]
+def test_an_annotated_container_gets_its_device_in_a_scope_of_systemds(host13: Served) -> None:
+    """The node opens, what was not granted stays shut, and systemd's scope was told of the device too."""
+    container = host13.cri.run_container(host13.pod("asks"), "c1")
+    scope = f"cri-containerd-{container}.scope"
+    allowed = host13.vm.run(["systemctl", "show", "--property=DeviceAllow", scope]).stdout
+
+    assert host13.has_device(container)
+    assert "COURIER_ALL=yes" in host13.shell(container, "env")[1]
+    assert "/dev/char/1:11" in allowed
+    assert host13.vm.run(["systemctl", "show", "--property=Slice", "--value", scope]).stdout.strip() == SLICE
+
+
+def test_a_container_that_may_not_ask_is_refused_and_one_that_does_not_is_untouched(host13: Served) -> None:
+    """A pod in another namespace fails with the cause; one without annotation gets nothing of us."""
+    stranger, plain = host13.pod("stranger", "default"), host13.cri.run_pod("plain", "default")
+    with pytest.raises(CriError, match="POL001"):
+        host13.cri.create_container(stranger, "c1")
+    container = host13.cri.run_container(plain, "c1")
+
+    assert STATUS not in host13.cri.runtime_spec(container).get("annotations", {})
+    assert not host13.has_device(container)
+
+
+def test_what_an_administrator_does_takes_no_device_away(host13: Served) -> None:
+    """A container has its device after a reload, a re-execution, new limits and restarts as before."""
+    container = host13.cri.run_container(host13.pod("asks"), "c1")
+    scope = f"cri-containerd-{container}.scope"
+    acts = (
+        ["systemctl", "daemon-reload"],
+        ["systemctl", "daemon-reexec"],
+        ["systemctl", "set-property", "--runtime", scope, "TasksMax=50"],
+        ["systemctl", "restart", "containerd"],
     )
-    pids = (pid, main_pid(debian13, "containerd"))
-    debian13.run(["systemctl", "enable", "--now", "cdi-courier"])
-    with CriClient(debian13.serve("/run/containerd/containerd.sock"), cgroup_parent=_SLICE) as cri:
-        served = Served(debian13, cri, before, described(debian13), pids)
-        wait_for(lambda: served.introductions(), 60, lambda: debian13.journal("cdi-courier"))
-        yield served
+    met = host13.introductions()
+    kept = {}
+    for argv in acts:
+        host13.vm.run(argv)
+        kept[argv[1]] = host13.has_device(container)
+
+    assert kept == {"daemon-reload": True, "daemon-reexec": True, "set-property": True, "restart": True}
+    host13.wait_for_introduction(met + 1)
+    assert host13.has_device(host13.cri.run_container(host13.pod("next"), "c1"))
 
 
-@pytest.fixture
-def clean(served: Served) -> Iterator[Served]:
-    """`served`, whose pods are removed afterwards."""
-    yield served
-    for pod in served.cri.list_pods():
-        served.cri.remove_pod(pod.id)
+def test_a_daemon_that_is_killed_is_started_again(host13: Served) -> None:
+    """systemd brings it back, what runs keeps its device, and new containers get theirs."""
+    container = host13.cri.run_container(host13.pod("asked"), "c1")
+    met, pid = host13.introductions(), main_pid(host13.vm, "cdi-courier")
+    host13.vm.run(["systemctl", "kill", "--signal=KILL", "cdi-courier"])
+    host13.wait_for_introduction(met + 1)
+
+    assert main_pid(host13.vm, "cdi-courier") not in (0, pid)
+    assert host13.has_device(container)
+    assert host13.has_device(host13.cri.run_container(host13.pod("asks"), "c1"))
 
 
-def described(machine: VM) -> dict[str, Any]:
-    """containerd's entry in ``cdi-courier doctor --json``."""
-    document = json.loads(machine.run(["cdi-courier", "doctor", "--json"], check=False).stdout)
-    (runtime,) = document["runtimes"]
-    entry: dict[str, Any] = runtime
-    return entry
+def test_a_stopped_daemon_ends_well_and_is_missed(host13: Served) -> None:
+    """``systemctl stop`` is a clean end; meanwhile containers start without devices, as NRI has it."""
+    host13.vm.run(["systemctl", "stop", "cdi-courier"])
+    result = host13.vm.run(["systemctl", "show", "--property=Result", "--value", "cdi-courier"]).stdout
+    container = host13.cri.run_container(host13.pod("asks"), "c1")
+    without = host13.has_device(container)
+    met = host13.introductions()
+    host13.vm.run(["systemctl", "start", "cdi-courier"])
+    host13.wait_for_introduction(met + 1)
+
+    assert result.strip() == "success"
+    assert not without
 
 
-def main_pid(machine: VM, unit: str) -> int:
-    return int(machine.run(["systemctl", "show", "--property=MainPID", "--value", unit]).stdout)
+def test_uninstall_puts_the_runtime_back_and_install_may_be_repeated(host13: Served) -> None:
+    """containerd's file is as it was to the byte and NRI off; installing again serves again."""
+    installed = host13.vm.run(["cat", CONFIG]).stdout
+    host13.vm.run(UNINSTALL)
+    restored, off = host13.vm.run(["cat", CONFIG]).stdout, described(host13.vm)
+    met = host13.introductions()
+    host13.vm.run(INSTALL)
+    host13.wait_for_introduction(met + 1)
+    again = main_pid(host13.vm, "containerd")
+    host13.vm.run(INSTALL)
+
+    assert restored == host13.original
+    assert off["facts"]["nri"]["value"] == "off"
+    assert host13.vm.run(["cat", CONFIG]).stdout == installed != restored
+    assert main_pid(host13.vm, "containerd") == again
+    assert host13.has_device(host13.cri.run_container(host13.pod("asks"), "c1"))
 
 
-def test_debug(served: Served) -> None:
-    print(json.dumps(served.before), json.dumps(served.after), served.pids)
-    assert 0
+def test_after_a_reboot_the_host_serves_again(host13: Served) -> None:
+    """Nobody has to do anything: NRI is on, the daemon runs, a new container gets its device."""
+    host13.vm.reboot()
+    host13.wait_for_introduction(1)
+
+    assert host13.vm.state == "running"
+    assert host13.has_device(host13.cri.run_container(host13.pod("asks"), "c1"))

@@ -25,14 +25,21 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from . import rootfs, units
+from . import host, rootfs, units
 from .packages import Packages, machine_suite
 from .units import HostFailure
 from .waiting import WaitTimeoutError, wait_for
 
 KERNEL = ("linux-image-cloud-amd64", "initramfs-tools", "iproute2", "zstd")
 """What a root needs beside `rootfs.SYSTEM` and Python to boot as a virtual machine."""
+
+SETTINGS = {
+    "etc/initramfs-tools/conf.d/vm": "MODULES=list\n",
+    "usr/share/initramfs-tools/modules.d/vm": "virtio_pci\nvirtio_blk\next4\n",
+}
+"""`rootfs.root`'s files for that: an initial RAM disk of half the size."""
 
 _TOOLS = ("qemu-system-x86", "e2fsprogs")
 _BOOT = 240.0  # seconds; a quiet machine takes a tenth of it
@@ -41,7 +48,16 @@ _COPY = 120.0
 _LOG_LINES = 40
 _DISK = "3G"  # sparse
 _PREFIX = "cdi-vm-"
+_OWNER = "owner"
 _APPEND = "root=/dev/vda rw console=ttyS0 quiet mitigations=off systemd.show_status=no net.ifnames=0"
+# What a server without screen and users does not need takes a third of an emulated boot.
+_MASKED = (
+    *(f"modprobe@{module}.service" for module in ("configfs", "drm", "efi_pstore", "fuse")),
+    *("getty.target", "ldconfig.service", "systemd-binfmt.service", "systemd-logind.service"),
+    *("systemd-hwdb-update.service", "systemd-journal-catalog-update.service", "systemd-tpm2-setup.service"),
+    *("proc-sys-fs-binfmt_misc.automount", "sys-kernel-debug.mount", "sys-kernel-tracing.mount"),
+    "systemd-udev-load-credentials.service",
+)
 _CHANNEL = "cdi.courier.tests"
 _PORTS = 4  # forwarded; the guest's are _FIRST_PORT and those after it
 _FIRST_PORT = 7000
@@ -132,7 +148,7 @@ class VM:
         self._pristine = root
         self._prepare = prepare
         self._ports = _free_ports(_PORTS)
-        self._served = 0
+        self._served: list[str] = []
         self._memory = memory
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
@@ -165,7 +181,9 @@ class VM:
         Raises PackageError, VMFailure.
         """
         self._tools = rootfs.root(self._packages, machine_suite(), _TOOLS, variant="extract")
+        _reap_stale()
         self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        (self._folder / _OWNER).write_text(host.owner(os.getpid()))
         self._make_disk()
         with (self._folder / "qemu.log").open("wb") as log:
             self._process = subprocess.Popen(
@@ -176,12 +194,8 @@ class VM:
                 start_new_session=True,
             )
         deadline = time.monotonic() + timeout
-        try:
-            wait_for(lambda: self._alive() and self._connect(), timeout, "QEMU to open its channel")
-            self._receive(0, deadline)
-            wait_for(self._is_up, max(0.0, deadline - time.monotonic()), "the machine to be up", pause=0.5)
-        except WaitTimeoutError as error:
-            raise VMFailure(self._with_console(str(error))) from None
+        wait_for(lambda: self._alive() and self._connect(), timeout, "QEMU to open its channel")
+        self._wait_until_up(deadline)
 
     def cleanup(self) -> None:
         """End the machine as if unplugged; any number of times."""
@@ -248,16 +262,40 @@ class VM:
 
         For as long as the machine runs, also when who listens there comes back; for a few sockets.
         """
-        here, there = self._ports[self._served], _FIRST_PORT + self._served
-        self._served += 1
-        listen = f"--socket-property=ListenStream={there}"
-        self.run(["systemd-run", "--quiet", listen, "/usr/lib/systemd/systemd-socket-proxyd", path])
-        return f"127.0.0.1:{here}"
+        port = self._ports[len(self._served)]
+        self._served.append(path)
+        self._proxy(len(self._served) - 1)
+        return f"127.0.0.1:{port}"
+
+    def reboot(self, timeout: float = _BOOT) -> None:
+        """Restart the machine in an orderly way; returns when everything has been started again."""
+        self.run(["systemctl", "--no-block", "reboot"])
+        self._wait_until_up(time.monotonic() + timeout)
+        for number in range(len(self._served)):
+            self._proxy(number)
 
     def console(self) -> str:
         """What the machine wrote on its serial console, and QEMU about itself."""
         files = [self._folder / "console", self._folder / "qemu.log"]
         return "".join(file.read_text(errors="replace") for file in files if file.exists())
+
+    def _wait_until_up(self, deadline: float) -> None:
+        """After the agent's first word; deadline: of the monotonic clock."""
+
+        def is_up() -> bool:
+            self.state = units.system_state(self.run)
+            return self.state in units.UP
+
+        self._receive(0, deadline)
+        try:
+            wait_for(is_up, max(0.0, deadline - time.monotonic()), "the machine to be up", pause=0.5)
+        except WaitTimeoutError as error:
+            raise VMFailure(self._with_console(str(error))) from None
+
+    def _proxy(self, number: int) -> None:
+        listen = f"--socket-property=ListenStream={_FIRST_PORT + number}"
+        proxy = "/usr/lib/systemd/systemd-socket-proxyd"
+        self.run(["systemd-run", "--quiet", f"--unit=proxy-{number}", listen, proxy, self._served[number]])
 
     def _make_disk(self) -> None:
         # A copy, and not an overlay's view of it: e2fsprogs reads it from within the tools' root.
@@ -275,6 +313,8 @@ class VM:
         wants = root / "etc/systemd/system/multi-user.target.wants/agent.service"
         wants.parent.mkdir(parents=True, exist_ok=True)
         wants.symlink_to("../agent.service")
+        for name in _MASKED:
+            (root / "etc/systemd/system" / name).symlink_to("/dev/null")
         make = ["mke2fs", "-q", "-t", "ext4", "-E", "root_owner=0:0", "-d", "/tmp/root", "/tmp/disk", _DISK]
         done = subprocess.run(self._in_tools(make), capture_output=True, text=True, timeout=_COPY)
         if done.returncode:
@@ -286,8 +326,9 @@ class VM:
             f"hostfwd=tcp:127.0.0.1:{port}-:{_FIRST_PORT + number}" for number, port in enumerate(self._ports)
         ]
         return [
-            *("qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2"),
-            *("-m", str(self._memory), "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+            # A plain CPU: for what a rich one can do, udev loads a dozen modules.
+            *("qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "qemu64", "-smp", "2"),
+            *("-m", str(self._memory), "-nodefaults", "-no-user-config", "-display", "none"),
             *("-kernel", "/tmp/vmlinuz", "-initrd", "/tmp/initrd.img", "-append", _APPEND),
             *("-drive", "file=/tmp/disk,format=raw,if=virtio,cache=unsafe"),
             *("-serial", "file:/tmp/console"),
@@ -316,13 +357,13 @@ class VM:
         self._channel = channel
         return True
 
-    def _receive(self, number: int, deadline: float) -> dict[str, object]:
+    def _receive(self, number: int, deadline: float) -> dict[str, Any]:
         """The answer of this number; what is left of one that was given up goes by."""
         while True:
             line, newline, rest = self._received.partition(b"\n")
             if newline:
                 self._received = rest
-                said: dict[str, object] = json.loads(line)
+                said: dict[str, Any] = json.loads(line)
                 if said["id"] == number:
                     return said
                 continue
@@ -340,10 +381,6 @@ class VM:
             raise VMFailure(self._with_console("the machine has ended"))
         return True
 
-    def _is_up(self) -> bool:
-        self.state = units.system_state(self.run)
-        return self.state in units.UP
-
     def _with_console(self, text: str) -> str:
         return "\n".join([text, *self.console().splitlines()[-_LOG_LINES:]])
 
@@ -352,6 +389,15 @@ def unsuitable() -> str:
     """Why no virtual machine can be started on this machine, or an empty string."""
     machine = os.uname().machine
     return "" if machine == "x86_64" else f"the virtual machine is an x86-64 one, and this is {machine}"
+
+
+def _reap_stale() -> None:
+    """Remove what machines left whose process was killed before it could."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            note = (folder / _OWNER).read_text()
+            if folder.stat().st_uid == os.geteuid() and host.is_orphaned(note):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write(path: Path, text: str) -> None:
