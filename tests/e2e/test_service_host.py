@@ -210,6 +210,54 @@ def test_a_daemon_that_stands_still_is_restarted_by_the_watchdog(service: Servic
     assert "Fatal Python error: Aborted" in service.box.journal(UNIT)
 
 
+STUCK = """
+import threading
+from cdi_courier.hookspecs import API_VERSION, Offer, hookimpl
+
+class Server:
+    def __init__(self): self.ended = threading.Event()
+    def run(self): self.ended.wait()
+    def stop(self): self.ended.set()
+    def reconsider(self): pass
+    def status(self): return {}
+    def decisions(self): return []
+    def alive(self): return False
+
+class Stuck:
+    name, api_version = "stuck", API_VERSION
+    def offer(self, runtime, settings): return Offer("stuck", "partial", "impossible", "it is stuck")
+    def serve(self, context): return Server()
+
+@hookimpl
+def cdi_courier_backend(): return Stuck()
+"""
+
+
+def test_a_serving_loop_that_is_stuck_is_restarted_while_all_else_of_the_daemon_goes_on(
+    service: Service,
+) -> None:
+    """One server that says it is not alive is enough, also a third party's; status answers meanwhile."""
+    packages = service.box.root / "usr/lib/python3/dist-packages"
+    info = packages / "stuck-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stuck\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[cdi_courier]\nstuck = stuck\n")
+    (packages / "stuck.py").write_text(STUCK)
+    service.drop_in("[Service]\nWatchdogSec=3\n")
+    service.configure('[backends]\nchoose = "stuck"\n')
+    try:
+        service.start()
+        first = service.pid()
+        answered = service.command("status")[1]
+        wait_for(lambda: service.pid() not in (0, first), 30, "another daemon", pause=0.2)
+    finally:
+        shutil.rmtree(info)
+        (packages / "stuck.py").unlink()
+
+    assert f", pid {first}, up for " in answered.splitlines()[0]
+    assert "Watchdog timeout" in service.box.journal(UNIT)
+
+
 def test_a_daemon_that_dies_is_restarted_whatever_ends_it(service: Service) -> None:
     """Also one that is killed comes back within seconds, and its locks and socket are in nobody's way."""
     service.start()
