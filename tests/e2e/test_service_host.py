@@ -115,6 +115,21 @@ def asks(namespace: str = "gpu-operator") -> Any:
     return pod("p", namespace, **{KEY: "vendor.com/gpu=a"})
 
 
+def test_systemd_has_nothing_to_remark_on_the_unit(service: Service) -> None:
+    """It is well-formed, and all that it names is there."""
+    done = service.box.run(["systemd-analyze", "verify", "--man=no", UNIT], check=False)
+
+    assert [line for line in done.stderr.splitlines() if UNIT in line] == []
+
+
+def test_the_unit_may_do_little_beyond_its_work(service: Service) -> None:
+    """systemd's own measure of exposure, from 0 to 10, is 3.0 at most."""
+    path = f"/usr/lib/systemd/system/{UNIT}"
+    done = service.box.run(["systemd-analyze", "security", "--offline=true", "--threshold=30", path])
+
+    assert "Overall exposure level" in done.stdout
+
+
 def test_the_service_is_active_as_soon_as_it_waits(service: Service) -> None:
     """Without a runtime it is active, says what it waits for, and status and doctor answer in words."""
     service.drop_in("[Service]\nWatchdogSec=3\n")
