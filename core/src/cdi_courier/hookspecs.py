@@ -65,6 +65,8 @@ def _nobody_looks() -> None:
 class ServeContext:
     """What a backend works with: the settings in force and the one object that answers requests.
 
+    Both are those of the start; a server that is `Reloadable` is told when there are others.
+
     chosen: kind and socket of a runtime → what has been chosen for it; None as long as the host has not been
     described, or if it has no such runtime. The socket is CRI's or NRI's. Cheap, and safe in any thread.
     look: have the host described anew, because something has happened to a runtime. Returns at once.

@@ -10,7 +10,7 @@ import pytest
 from cdi_courier.hookspecs import Offer
 from cdi_courier.host.model import Fact, Host, Runtime
 from cdi_courier.plugins import Plugins
-from cdi_courier.settings import ProbeSettings, Settings
+from cdi_courier.settings import ProbeSettings, RuntimeSettings, Settings
 from cdi_courier.watch import Watch
 from support.waiting import wait_for
 
@@ -154,3 +154,21 @@ def test_it_looks_again_when_woken_and_ends_when_stopped() -> None:
     thread.join(10)
 
     assert not thread.is_alive()
+
+
+def test_new_settings_count_from_the_next_look_on_which_is_at_once() -> None:
+    """A runtime that they give to nobody is served by nobody, without waiting for the interval."""
+    hosts = Hosts(Host((containerd(),)))
+    watch = Watch(SETTINGS, PLUGINS, hosts)
+    thread = threading.Thread(target=watch.run)
+    thread.start()
+    wait_for(lambda: watch.choices, 10, "the first look")
+    (before,) = watch.choices or ()
+
+    watch.reload(attrs.evolve(SETTINGS, runtimes={"containerd": RuntimeSettings(ignore=True)}))
+    wait_for(lambda: hosts.looks == 2 and watch.choices and watch.choices[0] != before, 10, "another look")
+    (after,) = watch.choices or ()
+    watch.stop()
+    thread.join(10)
+
+    assert (before.active, after.active) == ("nri", None)
