@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     # One domain of one dialect: key prefixes with "does the container's name follow?", and the parser.
     KeyFamily = tuple[tuple[tuple[str, bool], ...], Callable[[str], list[str]]]
-    # key, value, parser, longest value in bytes → names
-    NamesOf = Callable[[str, str, Callable[[str], list[str]], int], Sequence[str]]
+    # (key, value, parser) of each family that is present
+    Asked = tuple[tuple[str, str, Callable[[str], list[str]]], ...]
 
 _BLANKS = " \t\r\n"
 _CONTAINER = "{container}"
@@ -78,25 +78,9 @@ def compile_keys(dialects: Iterable[Dialect], domains: Sequence[str]) -> tuple[K
     return tuple(families)
 
 
-def requested_devices(
-    annotations: Mapping[str, str],
-    container: str,
-    families: Iterable[KeyFamily],
-    *,
-    max_names: int = 64,
-    max_length: int = 4096,
-    names_of: NamesOf | None = None,
-) -> dict[str, str]:
-    """The qualified names asked for, in order and without duplicates, each with the key that asks for it.
-
-    names_of: `names_in_value`, or what remembers its results.
-
-    Within a family the first key present decides, even if its value is blank; families are concatenated.
-    Raises `AnnotationError`: ``ANN001`` not a qualified name, ``ANN002`` empty item, ``ANN003`` value longer
-    than `max_length` bytes, ``ANN004`` more than `max_names` names.
-    """
-    requested: dict[str, str] = {}
-    names_of = names_of or names_in_value
+def asked(annotations: Mapping[str, str], container: str, families: Iterable[KeyFamily]) -> Asked:
+    """The annotations that decide, as (key, value, parser): within a family the first key present."""
+    found: Asked = ()
     for forms, parse in families:
         for prefix, scoped in forms:
             if scoped:
@@ -106,11 +90,44 @@ def requested_devices(
             else:
                 key = prefix
             value = annotations.get(key)
-            if value is None:
-                continue
-            for name in names_of(key, value, parse, max_length):
-                requested.setdefault(name, key)
-            break
+            if value is not None:
+                found += ((key, value, parse),)
+                break
+    return found
+
+
+def needles(families: Iterable[KeyFamily]) -> tuple[bytes, ...]:
+    """Bytes of which at least one is in every encoding that holds one of these keys as it is.
+
+    ``b""``, which is in everything, where a key form has no fixed beginning.
+    """
+    prefixes = {prefix.encode("utf-8", "surrogatepass") for forms, _ in families for prefix, _ in forms}
+    return tuple(sorted(p for p in prefixes if not any(o in p for o in prefixes if o != p)))
+
+
+def requested_devices(
+    annotations: Mapping[str, str],
+    container: str,
+    families: Iterable[KeyFamily],
+    *,
+    max_names: int = 64,
+    max_length: int = 4096,
+) -> dict[str, str]:
+    """The qualified names asked for, in order and without duplicates, each with the key that asks for it.
+
+    Within a family the first key present decides, even if its value is blank; families are concatenated.
+    Raises `AnnotationError`: ``ANN001`` not a qualified name, ``ANN002`` empty item, ``ANN003`` value longer
+    than `max_length` bytes, ``ANN004`` more than `max_names` names.
+    """
+    return devices_asked(asked(annotations, container, families), max_names, max_length)
+
+
+def devices_asked(found: Asked, max_names: int, max_length: int) -> dict[str, str]:
+    """`requested_devices` of what `asked` has found. Raises the same."""
+    requested: dict[str, str] = {}
+    for key, value, parse in found:
+        for name in _names_in_value(key, value, parse, max_length):
+            requested.setdefault(name, key)
     if len(requested) > max_names:
         keys = ", ".join(quoted(key) for key in dict.fromkeys(requested.values()))
         raise AnnotationError(
@@ -121,7 +138,9 @@ def requested_devices(
     return requested
 
 
-def names_in_value(key: str, value: str, parse: Callable[[str], list[str]], max_length: int) -> Sequence[str]:
+def _names_in_value(
+    key: str, value: str, parse: Callable[[str], list[str]], max_length: int
+) -> Sequence[str]:
     """The names that one annotation's value holds, in order. Raises as `requested_devices` for that alone."""
     # A character is at least one byte: the encoder sees only what could still fit.
     if len(value) > max_length or len(value.encode("utf-8", "surrogatepass")) > max_length:

@@ -6,17 +6,17 @@ tested alone: `annotations.requested_devices`, `policy.require`, `Snapshot.resol
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from attrs import field, frozen
 
-from cdi_courier.annotations import Dialect, compile_keys, names_in_value, requested_devices
+from cdi_courier.annotations import Dialect, asked, compile_keys, devices_asked, needles
 from cdi_courier.errors import CdiError, CourierError, PolicyDenied
 from cdi_courier.policy import require
 
 if TYPE_CHECKING:
+    from cdi_courier.annotations import Asked
     from cdi_courier.cdi.model import ContainerEdits
     from cdi_courier.cdi.registry import Registry
     from cdi_courier.cdi.snapshot import Snapshot
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cdi_courier.settings import Settings
 
 
-_KEPT_VALUES: Final = 64  # of at most [annotations] max_length each
+_KEPT_GRANTS: Final = 64  # with annotations of at most [annotations] max_length each
 
 
 @frozen
@@ -66,7 +66,7 @@ class Grant:
 class Injector:
     """Answers requests from one set of settings and one registry. Stateless apart from the registry.
 
-    families: the compiled annotation keys that it answers.
+    families: the compiled annotation keys that it answers. needles: see `annotations.needles`.
     """
 
     def __init__(self, settings: Settings, registry: Registry, dialects: Iterable[Dialect]) -> None:
@@ -74,25 +74,22 @@ class Injector:
         self.families = compile_keys(
             [wanted[name] for name in settings.annotations.dialects], settings.annotations.domains
         )
-        # Most pods of a node ask in the same few words. Refusals are not kept: they are worded anew.
-        self._names_of = functools.lru_cache(_KEPT_VALUES)(names_in_value)
+        self.needles = needles(self.families)
+        # Most pods of a node ask in the same few words, from the same few namespaces: what they asked and all
+        # of them that can make a difference to the policy → the grant. Nothing in it is about files, and
+        # refusals are not kept: they are worded anew, for whoever asks.
+        self._grants: dict[tuple[object, ...], Grant] = {}
         self._max_names = settings.annotations.max_names
         self._max_length = settings.annotations.max_length
         self._policy = settings.policy.compiled()
+        self._looks_at_names = self._policy.looks_at_names
         self._skip_denied = settings.delivery.on_denied == "skip"
         self._skip_unresolvable = settings.delivery.on_unresolvable == "skip"
         self.registry = registry
 
     def requested(self, request: ContainerRequest) -> dict[str, str]:
         """Name → annotation key; empty if the container asks for nothing. Raises `AnnotationError`."""
-        return requested_devices(
-            request.annotations,
-            request.container,
-            self.families,
-            max_names=self._max_names,
-            max_length=self._max_length,
-            names_of=self._names_of,
-        )
+        return self._devices(asked(request.annotations, request.container, self.families))
 
     def inject(self, request: ContainerRequest) -> Injection | Skipped | None:
         """What the container gets; None if it asks for nothing, in which case nothing else is looked at.
@@ -106,17 +103,39 @@ class Injector:
         return self.resolve(grant, self.registry.snapshot()) if isinstance(grant, Grant) else grant
 
     def grant(self, request: ContainerRequest) -> Grant | Skipped | None:
-        """The first half of `inject`: who asks for what, and may they? Touches no file."""
-        requested = self.requested(request)
+        """The first half of `inject`: who asks for what, and may they? Touches no file.
+
+        Who may have the same for the same reason gets the same object again, so that what is made of it can
+        be kept.
+        """
+        found = asked(request.annotations, request.container, self.families)
+        if not found:
+            return None
+        who: tuple[object, ...] = request.origin, request.namespace
+        if self._looks_at_names:
+            who += request.pod, request.container
+        grant = self._grants.get((found, who))
+        if grant is not None:
+            return grant
+        judged = self._judge(request, self._devices(found))
+        if isinstance(judged, Grant):
+            if len(self._grants) >= _KEPT_GRANTS:
+                self._grants.clear()
+            self._grants[found, who] = judged
+        return judged
+
+    def _judge(self, request: ContainerRequest, requested: dict[str, str]) -> Grant | Skipped | None:
         if not requested:
             return None
         try:
-            rule = require(self._policy, request, requested)
+            return Grant(requested, require(self._policy, request, requested))
         except PolicyDenied as error:
             if self._skip_denied:
                 return Skipped(tuple(requested), error)
             raise
-        return Grant(requested, rule)
+
+    def _devices(self, found: Asked) -> dict[str, str]:
+        return devices_asked(found, self._max_names, self._max_length)
 
     def resolve(self, grant: Grant, snapshot: Snapshot) -> Injection | Skipped:
         """The second half of `inject`: what is it?"""

@@ -6,9 +6,9 @@ puts the message together; what a line looks like, and whether it was said a mom
 thread's work. It writes several at once, a few times a second: taking turns with another thread for each line
 costs more than all else in a request, and a record holds on to much more than its line.
 
-A record of a decision about a container has its parts in ``extra={"decision": {...}}``: namespace, pod,
-container, devices, verdict, code, rule, runtime, duration in seconds. They become fields of the journal and
-of JSON; in text they are in the message.
+A decision about a container is handed over as a `Decision` (`tell`), which is put into words by that thread
+too: logging's record of it would cost a third of the line. Its parts become fields of the journal and of
+JSON; in text they are in the message.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from cdi_courier.errors import printable
+from cdi_courier.errors import printable, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from cdi_courier.request import ContainerRequest
     from cdi_courier.settings import ServiceSettings
 
 LIMIT: Final = 10_000
@@ -61,18 +62,103 @@ _SHOWN: Final = 200  # characters of a line that is told to have been repeated
 _PRIORITIES: Final = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3}
 
 
+class Decision:
+    """What became of a container.
+
+    time: a `time.time`. devices: qualified names. what: the rest of the line, for a person; if empty, the
+    devices. cause: the same in short. duration: seconds, or None. The strings are as a pod's author wrote
+    them; `str` of it is one harmless line.
+    """
+
+    __slots__ = (
+        "cause",
+        "code",
+        "container",
+        "devices",
+        "duration",
+        "namespace",
+        "pod",
+        "rule",
+        "runtime",
+        "time",
+        "verdict",
+        "what",
+    )
+
+    def __init__(
+        self,
+        verdict: str,
+        request: ContainerRequest,
+        devices: Sequence[str],
+        rule: str,
+        runtime: str,
+        *,
+        code: str = "",
+        cause: str = "",
+        what: str = "",
+    ) -> None:
+        self.time = time.time()
+        self.verdict = verdict
+        # Not the request itself: it holds on to much more.
+        self.namespace = request.namespace
+        self.pod = request.pod
+        self.container = request.container
+        self.devices = devices
+        self.rule = rule
+        self.runtime = runtime
+        self.duration: float | None = None
+        self.code = code
+        self.cause = cause
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"{self.verdict} {self.who}: {self.what or ','.join(self.devices)}"
+
+    @property
+    def who(self) -> str:
+        """``namespace/pod/container``, harmless."""
+        return quoted(f"{self.namespace}/{self.pod}/{self.container}", None)[1:-1]
+
+    def fields(self) -> dict[str, str | float | None]:
+        """The parts that the journal and JSON have as fields."""
+        return {
+            "namespace": self.namespace,
+            "pod": self.pod,
+            "container": self.container,
+            "devices": ",".join(self.devices),
+            "verdict": self.verdict,
+            "code": self.code,
+            "rule": self.rule,
+            "runtime": self.runtime,
+            "duration": self.duration,
+        }
+
+
 class Line(NamedTuple):
-    """What is left of a record. created: a `time.time`. decision: its parts, if it is about one."""
+    """What is left of a record. created: a `time.time`. decision: what it is about, or its fields."""
 
     level: int
     created: float
     name: str
     message: str
-    decision: Mapping[str, Any] | None = None
+    decision: Decision | Mapping[str, Any] | None = None
 
 
 if TYPE_CHECKING:
     _Write = Callable[[list[Line]], None]
+
+_root: Final = logging.getLogger()
+
+
+def tell(logger: logging.Logger, level: int, decision: Decision) -> None:
+    """Log a decision; nobody may change it afterwards."""
+    if not logger.isEnabledFor(level):
+        return
+    handlers = _root.handlers
+    if len(handlers) == 1 and handlers[0].__class__ is _Queued:
+        handlers[0].put(level, (level, logger.name, decision))
+    else:
+        logger.log(level, "%s", decision, extra={"decision": decision.fields()})
 
 
 @contextlib.contextmanager
@@ -105,16 +191,23 @@ class _Queued(logging.Handler):
         self._write = write
         self._dropped = 0
         # A SimpleQueue may be put to from a signal handler.
-        self._queue: queue.SimpleQueue[Line | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Line | tuple[int, str, Decision] | None] = queue.SimpleQueue()
         self._urgent = threading.Event()
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
         self._thread.start()
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def put(self, level: int, what: Line | tuple[int, str, Decision]) -> None:
+        """Queue a line, or what will be one (level, logger, decision); level: the line's."""
         waiting = self._queue.qsize()
         if waiting >= LIMIT:
-            self._dropped += 1
+            with self.lock:  # type: ignore[union-attr]
+                self._dropped += 1
             return
+        self._queue.put(what)
+        if level >= logging.WARNING or waiting == MANY:
+            self._urgent.set()
+
+    def emit(self, record: logging.LogRecord) -> None:
         try:
             message = record.getMessage()
             if record.exc_info or record.stack_info:
@@ -122,11 +215,8 @@ class _Queued(logging.Handler):
         except Exception:  # noqa: BLE001 - as every handler of logging does
             self.handleError(record)
             return
-        level = record.levelno
         decision = record.__dict__.get("decision")
-        self._queue.put(Line(level, record.created, record.name, message, decision))
-        if level >= logging.WARNING or waiting == MANY:
-            self._urgent.set()
+        self.put(record.levelno, Line(record.levelno, record.created, record.name, message, decision))
 
     def close(self) -> None:
         """Write what waits, but not for ever."""
@@ -138,7 +228,7 @@ class _Queued(logging.Handler):
     def _run(self) -> None:
         repeats = Repeats()
         while True:
-            lines: list[Line | None] = []
+            lines: list[Line | tuple[int, str, Decision] | None] = []
             # Where something was held back, there is something to say even if nobody logs any more.
             with contextlib.suppress(queue.Empty):
                 lines.append(self._queue.get(timeout=repeats.due(time.monotonic())))
@@ -148,9 +238,10 @@ class _Queued(logging.Handler):
                 while True:
                     lines.append(self._queue.get_nowait())
             ended = None in lines
-            found = repeats.passed((line for line in lines if line is not None), time.monotonic(), end=ended)
+            said = (_line(line) for line in lines if line is not None)
+            found = repeats.passed(said, time.monotonic(), end=ended)
             if self._dropped:
-                with self.lock:  # type: ignore[union-attr] # held by whoever emits
+                with self.lock:  # type: ignore[union-attr] # held by whoever drops
                     dropped, self._dropped = self._dropped, 0
                 text = f"{dropped} log lines were dropped here: the log was not read fast enough"
                 found.append(Line(logging.WARNING, time.time(), __name__, text))
@@ -208,9 +299,18 @@ class Repeats:
         return found
 
 
+def _line(waiting: Line | tuple[int, str, Decision]) -> Line:
+    if isinstance(waiting, Line):
+        return waiting
+    level, name, decision = waiting
+    return Line(level, decision.time, name, str(decision), decision)
+
+
 def _may_repeat(line: Line) -> bool:
-    if line.decision is not None:
-        return line.decision.get("verdict") in ("refused", "skipped")
+    decision = line.decision
+    if decision is not None:
+        verdict = decision.verdict if isinstance(decision, Decision) else decision.get("verdict")
+        return verdict in ("refused", "skipped")
     return line.level >= logging.ERROR
 
 
@@ -290,11 +390,12 @@ def _entry(line: Line) -> bytes:
     return bytes(data)
 
 
-def _known(decision: Mapping[str, Any] | None) -> dict[str, Any]:
+def _known(decision: Decision | Mapping[str, Any] | None) -> dict[str, Any]:
     """The parts that are known. Names are hostile, but for the journal and JSON they are only values."""
+    parts = decision.fields() if isinstance(decision, Decision) else decision or {}
     return {
         name: round(value, 6) if isinstance(value, float) else value
-        for name, value in (decision or {}).items()
+        for name, value in parts.items()
         if value not in (None, "")
     }
 

@@ -74,6 +74,11 @@ class Rule:
         )
         self.source = source
 
+    @property
+    def looks_at_names(self) -> bool:
+        """Whether the name of a pod or a container can make a difference."""
+        return any(field != "namespace" for field, _, _ in self._who)
+
     def asks(self, request: ContainerRequest) -> bool:
         """Does the rule speak of whoever asks?"""
         for field, names, patterns in self._who:
@@ -101,9 +106,12 @@ class Policy:
 
     default: what happens to a Kubernetes container that no rule matches.
     local: what happens to a container that is not Kubernetes'; rules do not apply to those.
+
+    looks_at_names: whether a pod's or a container's name can make a difference; if not, all of a namespace
+    that ask for the same get the same answer.
     """
 
-    __slots__ = ("default", "local", "rules")
+    __slots__ = ("default", "local", "looks_at_names", "rules")
 
     def __init__(
         self, rules: Iterable[Rule] = (), *, default: Action = "deny", local: Action = "allow"
@@ -111,6 +119,7 @@ class Policy:
         self.rules = (*rules, BUILT_IN)
         self.default = default
         self.local = local
+        self.looks_at_names = any(rule.looks_at_names for rule in self.rules)
 
 
 def judge(policy: Policy, request: ContainerRequest, device: str) -> tuple[bool, str]:

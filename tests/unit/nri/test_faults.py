@@ -779,7 +779,6 @@ def test_only_a_status_tells_the_wall_clocks_time() -> None:
 
     assert set(users) == {
         "backend.__init__",
-        "backend._tell",
         "connection.report",
     }
 

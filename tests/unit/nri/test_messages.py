@@ -44,4 +44,4 @@ def test_what_is_not_declared_is_skipped() -> None:
     container.cdi_devices.add(name="v/c=n")
     seen = messages.Container.FromString(container.SerializeToString())
 
-    assert (seen.id, seen.name, [d.name for d in seen.CDI_devices]) == ("i", "n", ["v/c=n"])
+    assert (seen.name, [d.name for d in seen.CDI_devices]) == ("n", ["v/c=n"])

@@ -13,10 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from attrs import define, evolve, frozen
-from cdi_courier import locks
+from cdi_courier import locks, logs
 from cdi_courier.errors import CdiError, CourierError, DeliveryError, quoted
 from cdi_courier.hookspecs import API_VERSION, Backend, Offer, ServeContext, hookimpl
 from cdi_courier.injector import Grant, Injection, Injector, Skipped
+from cdi_courier.logs import Decision
 from cdi_courier.request import ContainerRequest
 
 from . import adjustment, launched, offers, runtimes
@@ -135,6 +136,7 @@ class _Server:
                 deadline_share=settings.deadline,
                 # A plugin launched by a runtime before NRI 0.7 is never synchronized.
                 synchronize_grace=SYNCHRONIZE_GRACE if inherited is None else math.inf,
+                ignores=handler.ignores,
                 observer=handler.observe,
             )
             for path, handler in self._handlers.items()
@@ -245,32 +247,24 @@ class _Terms:
         return self.settings.delivery.undeliverable == "warn"
 
 
-@define
+@define  # frozen costs more, and nobody changes it
 class _Outcome:
-    """What became of a container that asked. began: a `time.monotonic`. lost: edits are missing."""
+    """A decision, perhaps not on its way yet. began: a `time.monotonic`. lost: edits are missing."""
 
     event: CreateContainer
-    request: ContainerRequest
-    verdict: str
-    names: tuple[str, ...]
+    decision: Decision
     error: CourierError | None
-    rule: str
     began: float
     lost: bool = False
 
 
-@define  # frozen costs more, and nobody changes it
-class _Decision:
-    """What is remembered of an outcome: no reference to the request, which is large."""
+@define
+class _Ready:
+    """What a grant comes to with one snapshot. by_names: the answer by names where none is there already."""
 
-    time: float
-    verdict: str
-    container: str
-    devices: tuple[str, ...]
-    cause: str
-    code: str
-    rule: str
-    duration: float
+    grant: Grant
+    injection: Injection
+    by_names: bytes
 
 
 class Handler:
@@ -305,8 +299,10 @@ class Handler:
         self._told_unowned = False
         # Outcomes whose answers may not be on their way yet.
         self._unsaid: list[_Outcome] = []
-        self._decisions: deque[_Decision] = deque(maxlen=_MAX_DECISIONS)
-        self._by_names = functools.lru_cache(_MAX_PREPARED)(adjustment.by_names)
+        self._decisions: deque[Decision] = deque(maxlen=_MAX_DECISIONS)
+        # By identity of the grant, which the injector keeps; all of one snapshot.
+        self._ready: dict[int, _Ready] = {}
+        self._snapshot: Snapshot | None = None
 
     def configured(self, info: Configured) -> None:
         """Decide what this runtime is sent."""
@@ -315,7 +311,9 @@ class Handler:
         self._runtime = f"{quoted(info.runtime_name)[1:-1]} {quoted(info.runtime_version)[1:-1]}"
         for outcome in self._unsaid:
             logger.warning(
-                "not %s %s: the connection ended before the answer was sent", outcome.verdict, outcome.request
+                "not %s %s: the connection ended before the answer was sent",
+                outcome.decision.verdict,
+                outcome.decision.who,
             )
         self._unsaid.clear()
         with self._changing:
@@ -401,12 +399,12 @@ class Handler:
             {
                 "time": decision.time,
                 "verdict": decision.verdict,
-                "container": decision.container,
+                "container": decision.who,
                 "devices": list(decision.devices),
                 "cause": decision.cause,
                 "code": decision.code,
                 "rule": decision.rule,
-                "runtime": self._runtime,
+                "runtime": decision.runtime,
                 "duration": decision.duration,
             }
             for decision in list(self._decisions)
@@ -427,13 +425,20 @@ class Handler:
             and (missed := _audit(terms.injector, by_id.get(container.pod_sandbox_id), container))
         )
         for missed in self.missed:
-            logger.warning(
-                "missed %s: it runs without %s; %s",
-                missed.request,
-                ",".join(missed.names) or "what it asks for",
-                missed.cure,
-                extra={"decision": self._fields(missed.request, "missed", missed.names)},
-            )
+            what = f"it runs without {','.join(missed.names) or 'what it asks for'}; {missed.cure}"
+            decision = Decision("missed", missed.request, missed.names, "", self._runtime, what=what)
+            logs.tell(logger, logging.WARNING, decision)
+
+    def ignores(self, request: bytes) -> bool:
+        """Whether a container, of which only the bytes are known, can ask for nothing; counts it if so.
+
+        Protobuf writes a string as it is, so an annotation that is there shows in the bytes.
+        """
+        for needle in self._terms.injector.needles:
+            if needle in request:
+                return False
+        self.counts["requests"] += 1
+        return True
 
     def create_container(self, event: CreateContainer, _: float) -> Answer:
         """The reply for one container; raises `CourierError` for a refusal. `answered` logs either.
@@ -466,7 +471,8 @@ class Handler:
         """Count and log what has been decided since the last call."""
         now = time.monotonic()
         for outcome in self._unsaid:
-            self._tell(outcome, now - outcome.began)
+            outcome.decision.duration = now - outcome.began
+            self._tell(outcome)
         self._unsaid.clear()
 
     def failed(self, event: CreateContainer, error: CourierError) -> None:
@@ -487,22 +493,34 @@ class Handler:
     ) -> bytes:
         lost = False
         try:
-            injection = terms.injector.resolve(grant, snapshot)
-            if isinstance(injection, Skipped):
-                return self._skip(event, request, injection, began, grant.rule)
-            if terms.mode.delivery == "names":
-                present = event.container.CDI_devices
-                data = self._by_names(injection.names, frozenset(device.name for device in present))
+            if snapshot is not self._snapshot:
+                self._ready.clear()
+                self._snapshot = snapshot
+            ready = self._ready.get(id(grant))
+            if ready is None or ready.grant is not grant:
+                injection = terms.injector.resolve(grant, snapshot)
+                if isinstance(injection, Skipped):
+                    return self._skip(event, request, injection, began, grant.rule)
+                ready = self._keep(grant, injection)
+            if terms.mode.delivery != "names":
+                data, lost = self._by_edits(terms, event, request, ready.injection)
+            elif present := event.container.CDI_devices:
+                data = adjustment.by_names(ready.injection.names, {device.name for device in present})
             else:
-                data, lost = self._by_edits(terms, event, request, injection)
+                data = ready.by_names
         except CourierError as error:
             names = tuple(grant.requested)
             self._conclude(event, request, "refused", began, names, error=error, rule=grant.rule)
             raise
-        self._unsaid.append(
-            _Outcome(event, request, "injected", injection.names, None, grant.rule, began, lost)
-        )
+        decision = Decision("injected", request, ready.injection.names, grant.rule, self._runtime)
+        self._unsaid.append(_Outcome(event, decision, None, began, lost))
         return data
+
+    def _keep(self, grant: Grant, injection: Injection) -> _Ready:
+        if len(self._ready) >= _MAX_PREPARED:
+            self._ready.clear()
+        ready = self._ready[id(grant)] = _Ready(grant, injection, adjustment.by_names(injection.names))
+        return ready
 
     def _by_edits(
         self, terms: _Terms, event: CreateContainer, request: ContainerRequest, injection: Injection
@@ -555,58 +573,41 @@ class Handler:
         rule: str = "",
     ) -> None:
         """Note why a container gets nothing, to be counted and logged once the answer is on its way."""
-        self._unsaid.append(_Outcome(event, request, verdict, names, error, rule, began))
-
-    def _tell(self, outcome: _Outcome, duration: float) -> None:
-        request, verdict, names, error = outcome.request, outcome.verdict, outcome.names, outcome.error
-        who = str(request)
-        self.counts[verdict] += 1
-        if error is None:
-            code = cause = ""
-            level, what = logging.INFO, ",".join(names)
-            for name in names:
-                self._count_kind(name.partition("=")[0])
-            self.counts["undeliverable"] += outcome.lost
-        else:
-            code, cause = error.code, _short(error)
-            level, what = logging.WARNING, _in_one_line(error)
-            by_code = self.refusals if verdict == "refused" else self.skips
-            by_code[code] = by_code.get(code, 0) + 1
-            self.counts["unresolved"] += isinstance(error, CdiError)
-            self.counts["undeliverable"] += isinstance(error, DeliveryError)
-        self._decisions.append(
-            _Decision(time.time(), verdict, who, names, cause, code, outcome.rule, duration)
+        decision = Decision(
+            verdict,
+            request,
+            names,
+            rule,
+            self._runtime,
+            code=error.code,
+            cause=_short(error),
+            what=_in_one_line(error),
         )
-        fields = self._fields(request, verdict, names, code, outcome.rule, duration)
-        logger.log(level, "%s %s: %s", verdict, who, what, extra={"decision": fields})
+        self._unsaid.append(_Outcome(event, decision, error, began))
+
+    def _tell(self, outcome: _Outcome) -> None:
+        decision, error = outcome.decision, outcome.error
+        counts = self.counts
+        counts[decision.verdict] += 1
+        level = logging.INFO
+        if error is None:
+            for name in decision.devices:
+                self._count_kind(name.partition("=")[0])
+            counts["undeliverable"] += outcome.lost
+        else:
+            level = logging.WARNING
+            by_code = self.refusals if decision.verdict == "refused" else self.skips
+            by_code[error.code] = by_code.get(error.code, 0) + 1
+            counts["unresolved"] += isinstance(error, CdiError)
+            counts["undeliverable"] += isinstance(error, DeliveryError)
+        self._decisions.append(decision)
+        logs.tell(logger, level, decision)
 
     def _count_kind(self, kind: str) -> None:
         # Only names that spec files define are injected, so there are few; yet a scrape must stay small.
         if kind not in self.kinds and len(self.kinds) >= _MAX_KINDS:
             kind = _OTHER_KINDS
         self.kinds[kind] = self.kinds.get(kind, 0) + 1
-
-    def _fields(
-        self,
-        request: ContainerRequest,
-        verdict: str,
-        names: Sequence[str],
-        code: str = "",
-        rule: str = "",
-        duration: float | None = None,
-    ) -> dict[str, str | float | None]:
-        """A decision for the log (`cdi_courier.logs`)."""
-        return {
-            "namespace": request.namespace,
-            "pod": request.pod,
-            "container": request.container,
-            "devices": ",".join(names),
-            "verdict": verdict,
-            "code": code,
-            "rule": rule,
-            "runtime": self._runtime,
-            "duration": duration,
-        }
 
 
 def _read(registry: Registry, then: Callable[[Snapshot], bytes]) -> Callable[[], bytes]:

@@ -39,6 +39,7 @@ from .session import (
     Configured,
     CreateContainer,
     Event,
+    Ignored,
     Session,
     State,
     Synchronized,
@@ -137,6 +138,7 @@ class NriConnection:
     synchronize_grace: see SYNCHRONIZE_GRACE; infinite for a plugin that a runtime with NRI before 0.7 has
         launched, which is never synchronized (§1.2).
     deadline_share: share of a request's timeout after which `create_container` is out of time.
+    ignores: as of `Session`; called in the connection's thread, once for a container that it ignores.
     observer: called with (state, since, cause) at each change; state is ``waiting`` (no connection),
         ``registering``, ``configured``, ``active`` or ``stopped``; since is a `time.time`; cause is why
         there is no connection, else ``""``.
@@ -157,6 +159,7 @@ class NriConnection:
         handshake_timeout: float = REGISTER_TIMEOUT,
         synchronize_grace: float = SYNCHRONIZE_GRACE,
         deadline_share: float = 0.7,
+        ignores: Callable[[bytes], bool] | None = None,
         observer: Callable[[str, float, str], None] | None = None,
         logger: logging.Logger = LOGGER,
     ) -> None:
@@ -169,6 +172,7 @@ class NriConnection:
         self.handshake_timeout = handshake_timeout
         self.synchronize_grace = synchronize_grace
         self.deadline_share = deadline_share
+        self.ignores = ignores
         self.logger = logger
         self.sessions = 0
         self.containers = 0
@@ -311,6 +315,7 @@ class _SessionLoop:
             owner.plugin_name,
             owner.plugin_index,
             register_timeout=max(REGISTER_TIMEOUT, owner.handshake_timeout),
+            ignores=owner.ignores,
         )
         self.established = False
         self.containers = 0
@@ -395,6 +400,10 @@ class _SessionLoop:
                 if self._create_container(event, arrived):
                     self._write(self.session.outgoing())
                     self._owner.latency.add(self._sent_at - arrived)
+            elif event.__class__ is Ignored:
+                self._count()
+                self._write(self.session.outgoing())
+                self._owner.latency.add(self._sent_at - arrived)
             else:
                 self._handshake(event, arrived)
                 self._write(self.session.outgoing())
@@ -408,10 +417,7 @@ class _SessionLoop:
 
     def _create_container(self, event: CreateContainer, arrived: float) -> bool:
         """Have the handler decide; False if that takes time."""
-        self.containers += 1
-        self._owner.containers += 1
-        if self._expiry is not None and self.session.state is State.ACTIVE:
-            self._establish()
+        self._count()
         share = self._owner.deadline_share
         deadline = arrived + share * (event.timeout_nano * 1e-9 or self._request_timeout)
         try:
@@ -424,6 +430,12 @@ class _SessionLoop:
         except BaseException as error:  # noqa: BLE001 - nothing that a handler raises ends the loop
             self._refuse(event, error)
         return True
+
+    def _count(self) -> None:
+        self.containers += 1
+        self._owner.containers += 1
+        if self._expiry is not None and self.session.state is State.ACTIVE:
+            self._establish()
 
     def _answer(self, event: CreateContainer, answer: Any) -> None:
         self._answers = True

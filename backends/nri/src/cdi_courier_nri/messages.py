@@ -32,13 +32,17 @@ _M = message_classes(
         "SynchronizeRequest": "1 pods PodSandbox*, 2 containers ListedContainer*, 3 more bool",
         "SynchronizeMore": "3 more bool",  # SynchronizeRequest at a tenth of the price
         "SynchronizeResponse": "2 more bool",
-        "CreateContainerRequest": "1 pod PodSandbox, 2 container Container",
+        "CreateContainerRequest": "1 pod AskingPod, 2 container Container",
         "CreateContainerDetails": "2 container ContainerDetails",  # CreateContainerRequest again, deeper
+        # The two with the envelope around them, which says that it holds them: one reading instead of two.
+        "EnvelopedCreateContainer": "3 payload CreateContainerRequest, 4 timeout_nano int64",
+        "EnvelopedDetails": "3 payload CreateContainerDetails",
         "CreateContainerResponse": "1 adjust ContainerAdjustment",
         # What the runtime shows.
+        "AskingPod": "2 name string, 4 namespace string, 6 annotations map<string,string>",
         "PodSandbox": """1 id string, 2 name string, 3 uid string, 4 namespace string,
             6 annotations map<string,string>""",
-        "Container": "1 id string, 2 pod_sandbox_id string, 3 name string, 20 CDI_devices CDIDevice*",
+        "Container": "3 name string, 20 CDI_devices CDIDevice*",
         "ListedContainer": """1 id string, 2 pod_sandbox_id string, 3 name string, 4 state int32,
             6 annotations map<string,string>""",
         "ContainerDetails": """8 env string*, 9 mounts Mount*, 10 hooks Hooks, 11 linux LinuxContainer,
@@ -93,6 +97,8 @@ SynchronizeMore: Any = _M["SynchronizeMore"]
 SynchronizeResponse: Any = _M["SynchronizeResponse"]
 CreateContainerRequest: Any = _M["CreateContainerRequest"]
 CreateContainerDetails: Any = _M["CreateContainerDetails"]
+EnvelopedCreateContainer: Any = _M["EnvelopedCreateContainer"]
+EnvelopedDetails: Any = _M["EnvelopedDetails"]
 CreateContainerResponse: Any = _M["CreateContainerResponse"]
 
 PodSandbox: Any = _M["PodSandbox"]

@@ -123,6 +123,15 @@ _EMPTY_ANSWERS: Final = frozenset(
 )
 
 
+def _string(number: int, text: str) -> bytes:
+    return bytes((number << 3 | 2, len(text))) + text.encode()
+
+
+_CREATE_CONTAINER: Final = _string(1, PLUGIN_SERVICE) + _string(2, "CreateContainer")
+"""How the envelope of every CreateContainer begins: Go writes the fields in order, each once. One that does
+not begin so is read in two steps, as all other requests are."""
+
+
 class Registered:
     """The runtime has accepted the plugin's name and index. May come after Configured."""
 
@@ -190,18 +199,22 @@ class CreateContainer:
     """A container is about to be created and waits for `Session.reply` or `Session.refuse`.
 
     token: which request this is.
-    pod: `messages.PodSandbox`; container: `messages.Container`, the few fields that every answer needs.
+    pod: `messages.AskingPod`; container: `messages.Container`, the few fields that every answer needs.
     timeout_nano: nanoseconds the runtime still waits, counted from when it sent the request; 0: unlimited.
     """
 
-    __slots__ = ("_payload", "container", "pod", "timeout_nano", "token")
+    __slots__ = ("_data", "_enveloped", "container", "pod", "timeout_nano", "token")
 
-    def __init__(self, token: int, request: Any, payload: bytes, timeout_nano: int) -> None:
+    def __init__(
+        self, token: int, request: Any, data: bytes, timeout_nano: int, *, enveloped: bool = False
+    ) -> None:
+        """Take a `messages.CreateContainerRequest` and its bytes, or with those the envelope around it."""
         self.token = token
         self.pod = request.pod
         self.container = request.container
         self.timeout_nano = timeout_nano
-        self._payload = payload
+        self._data = data
+        self._enveloped = enveloped
 
     def details(self) -> Any:
         """Read the container's `messages.ContainerDetails`: what is in it before any adjustment of ours.
@@ -209,16 +222,27 @@ class CreateContainer:
         Only when asked for, because it costs three times what all else in the request does. Raises
         ProtocolError if it is unreadable.
         """
-        return _decode(messages.CreateContainerDetails, self._payload).container
+        if self._enveloped:
+            return _decode(messages.EnvelopedDetails, self._data).payload.container
+        return _decode(messages.CreateContainerDetails, self._data).container
 
 
-Event = Registered | Configured | Synchronized | CreateContainer
+class Ignored:
+    """A container is about to be created, and the answer that nothing is changed has been given."""
+
+    __slots__ = ()
+
+
+Event = Registered | Configured | Synchronized | CreateContainer | Ignored
+_IGNORED: Final = Ignored()
 
 
 class Session:
     """The plugin's side of one connection: `start`, then `receive` until the connection ends.
 
     plugin_index: two digits, a string. nri_version: what RegisterPlugin says; the runtime only logs it.
+    ignores: whether the bytes of a CreateContainer, unread, say already that nothing shall be changed; it is
+        not asked about those that come in an unusual form.
     After a ProtocolError the session is closed and knows nothing more.
     """
 
@@ -229,8 +253,10 @@ class Session:
         *,
         nri_version: str = messages.NRI_VERSION,
         register_timeout: float = REGISTER_TIMEOUT,
+        ignores: Callable[[bytes], bool] | None = None,
     ) -> None:
         self.state = State.IDLE
+        self._ignores = ignores
         self.registered = False
         self._register = messages.RegisterPluginRequest(
             plugin_name=plugin_name, plugin_idx=plugin_index, NRI_version=nri_version
@@ -270,6 +296,11 @@ class Session:
         """
         if self.state is State.CLOSED:
             raise ProtocolError("NRI007", "the session is closed")
+        if self.state is State.ACTIVE and (lone := self._trunk.lone(data)):
+            stream, body = lone
+            if body.startswith(_CREATE_CONTAINER):
+                event = self._lone_container(stream, body)
+                return [event] if event else []
         events: list[Event] = []
         try:
             for message in self._trunk.receive(data):
@@ -358,6 +389,21 @@ class Session:
         if self.state is not State.ACTIVE:
             self._advance("CreateContainer")
         return event
+
+    def _lone_container(self, stream: int, body: bytes) -> Event | None:
+        """`_create_container` for what nearly every read of an active session brings."""
+        trunk = self._trunk
+        if not trunk.accept(stream):
+            return None
+        if self._ignores is not None and self._ignores(body):
+            trunk.respond(stream, b"")
+            return _IGNORED
+        try:
+            envelope = messages.EnvelopedCreateContainer.FromString(body)
+        except Exception:  # noqa: BLE001 - see messages.decode; read in two steps, it is said what is wrong
+            request = trunk.opened(stream, body)
+            return self._request(request) if request else None
+        return CreateContainer(stream, envelope.payload, body, envelope.timeout_nano, enveloped=True)
 
     def _response(self, response: Response) -> Event | None:
         if response.stream != self._register_stream or self.registered:

@@ -120,8 +120,8 @@ class Trunk:
         Iterate to the end before the next bytes. What is not worth yielding is answered when its turn comes.
         Raises ProtocolError where the bytes cannot be NRI's, after all messages before them.
         """
-        if self._in_order and (lone := _lone_request(data)):
-            if request := self._request(*lone):
+        if lone := self.lone(data):
+            if self.accept(lone[0]) and (request := self.opened(*lone)):
                 yield request
             return
         self._in_order = False
@@ -131,12 +131,43 @@ class Trunk:
                 continue
             for (_, stream, kind, _), body in reader.receive(payload):
                 if kind == _REQUEST and conn == PLUGIN_CONN:
-                    if request := self._request(stream, body):
+                    if self.accept(stream) and (request := self.opened(stream, body)):
                         yield request
                 elif kind == _RESPONSE and conn == RUNTIME_CONN:
                     yield _response(stream, body)
                 # Unknown types are ignored (§3.1); so is a known one on the connection where it has no sense.
         self._in_order = self._frames.recognised and not self.partial
+
+    def lone(self, data: bytes) -> tuple[int, bytes] | None:
+        """Stream id and body of the one request that `data` is; None if that is for `receive`.
+
+        Who gets one owes the stream an answer once it has been accepted.
+        """
+        return _lone_request(data) if self._in_order else None
+
+    def accept(self, stream: int) -> bool:
+        """Whether a request may have this stream id; what is answered if it may not is sent by this."""
+        if stream <= self._last_request or not stream & 1:
+            # Go's server answers so too. Nothing is owed for the id itself: its first request may be open.
+            self._send(
+                PLUGIN_CONN,
+                stream,
+                _RESPONSE,
+                _status(INVALID_ARGUMENT, f"stream id {stream} is not new and odd"),
+            )
+            return False
+        self._last_request = stream
+        self._open.add(stream)
+        return True
+
+    def opened(self, stream: int, body: bytes) -> Request | None:
+        """The request that was accepted; None if it is unreadable, which is then its answer."""
+        try:
+            request = messages.Request.FromString(body)
+            return Request(stream, request.service, request.method, request.payload, request.timeout_nano)
+        except Exception as error:  # noqa: BLE001 - see messages.decode, which would cost a call here
+            self.fail(stream, INVALID_ARGUMENT, f"undecodable request: {error}")
+            return None
 
     def outgoing(self) -> bytes:
         """Hand out, once, what must be written to the socket now."""
@@ -176,25 +207,6 @@ class Trunk:
         """Answer a request with an error status. Raises LookupError as `respond` does."""
         self._open.remove(stream)
         self._send(PLUGIN_CONN, stream, _RESPONSE, _status(code, message))
-
-    def _request(self, stream: int, body: bytes) -> Request | None:
-        if stream <= self._last_request or not stream & 1:
-            # Go's server answers so too. Nothing is owed for the id itself: its first request may be open.
-            self._send(
-                PLUGIN_CONN,
-                stream,
-                _RESPONSE,
-                _status(INVALID_ARGUMENT, f"stream id {stream} is not new and odd"),
-            )
-            return None
-        self._last_request = stream
-        self._open.add(stream)
-        try:
-            request = messages.Request.FromString(body)
-            return Request(stream, request.service, request.method, request.payload, request.timeout_nano)
-        except Exception as error:  # noqa: BLE001 - see messages.decode, which would cost a call here
-            self.fail(stream, INVALID_ARGUMENT, f"undecodable request: {error}")
-            return None
 
     def _send(self, conn: int, stream: int, kind: int, data: bytes) -> None:
         self._out.append(frames(conn, _HEADER.pack(len(data), stream, kind, 0), data))

@@ -20,6 +20,7 @@ import stat
 import threading
 import time
 from collections.abc import Sequence
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Final, Literal
 
@@ -54,6 +55,14 @@ Trust = Literal["root-owned", "any"]
 _DirIdentity = tuple[tuple[int, ...], tuple[tuple[str, FileIdentity], ...]] | None
 _Identity = tuple[_DirIdentity, ...]
 _Stamps = tuple[int, int]  # mtime and ctime in ns
+
+# `directory_identity`, its time stamps and `file_identity` at a third of the price: what is looked at for
+# each container is taken out of a stat_result in one go. Tests hold them equal.
+_directory_of = attrgetter("st_dev", "st_ino", "st_uid", "st_gid", "st_mode")
+_stamps_of = attrgetter("st_mtime_ns", "st_ctime_ns")
+_file_of = attrgetter(
+    "st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns", "st_uid", "st_gid", "st_mode"
+)
 
 
 @frozen
@@ -130,23 +139,30 @@ class Registry:
         now = time.time_ns()
         try:
             found = os.stat(directory)
-            stamps = found.st_mtime_ns, found.st_ctime_ns
+            stamps = _stamps_of(found)
             names = None if self._listed.get(directory) == stamps else names_in(directory, EXTENSIONS)
         except FileNotFoundError:
             return known is None
         except OSError as error:
             return known == ((error.errno or 0,), ())
-        if known is None or known[0] != directory_identity(found):
+        if known is None or known[0] != _directory_of(found):
             return False
         files = known[1]
         if names is not None:
             if names != [name for name, _ in files]:
                 return False
             # Two threads may both write this; either has seen that the names are those.
-            if has_rested(max(found.st_mtime_ns, found.st_ctime_ns), now):
+            if has_rested(max(stamps), now):
                 self._listed[directory] = stamps
         prefix = directory if directory.endswith("/") else directory + "/"
-        return all(look_at_file(prefix + name) == identity for name, identity in files)
+        try:
+            for name, identity in files:
+                if _file_of(os.stat(prefix + name)) != identity:
+                    return False
+        except OSError:
+            # Rare, and the same again with a name for each error.
+            return all(look_at_file(prefix + name) == identity for name, identity in files)
+        return True
 
     def _rescan(self) -> Snapshot:
         scan = _Scan()
