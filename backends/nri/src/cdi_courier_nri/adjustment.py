@@ -6,6 +6,7 @@ fails the container (contracts nri-protocol.md rule 7).
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from . import messages
@@ -42,12 +43,20 @@ def by_edits(names: Iterable[str], edits: PreparedEdits, container: Any) -> tupl
 
     container: `messages.ContainerDetails`. Raises `CdiError` as `PreparedEdits.encode`.
     """
-    marker = messages.ContainerAdjustment(annotations={STATUS_ANNOTATION: "injected:" + ",".join(names)})
     encoded, adjusted = edits.encode(container)
+    marked = _marked_usual if encoded is edits.usual else _marked
+    return marked(tuple(names), encoded), adjusted
+
+
+def _marked(names: tuple[str, ...], encoded: bytes) -> bytes:
+    marker = messages.ContainerAdjustment(annotations={STATUS_ANNOTATION: "injected:" + ",".join(names)})
     # Messages that follow each other are one message.
     response = messages.EncodedCreateContainerResponse(adjust=marker.SerializeToString() + encoded)
     data: bytes = response.SerializeToString()
-    return data, adjusted
+    return data
+
+
+_marked_usual = functools.lru_cache(16)(_marked)
 
 
 def skipped(code: str) -> bytes:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import stat
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cdi_courier import oci
@@ -44,6 +45,11 @@ _HOOK_FIELDS = {
     "poststop": "poststop",
 }
 _SHARED = frozenset({"rshared", "rslave"})
+
+_type_of = attrgetter("type")
+_path_of = attrgetter("path")
+_destination_of = attrgetter("destination")
+_look_of = attrgetter("st_mode", "st_rdev")
 
 
 class Undeliverable(NamedTuple):
@@ -94,6 +100,12 @@ class PreparedEdits:
         self._linux = self._encode_linux(written)
         self._env_items = frozenset(f"{name}={value}" for name, value in self._env.items())
         self._rest = _encode(self._env.items(), self._hooks, self._mounts.values())
+        self._host_paths = [node.host_path for node in self._nodes.values()]
+        # What the nodes were like when `usual` was made, and what was said of it then.
+        self._seen: tuple[Any, ...] | None = None
+        self._usual_unowned: list[str] = []
+        self.usual = b""
+        """The latest adjustment for a container that has nothing of all this, in no user namespace."""
 
     @property
     def lost(self) -> list[Undeliverable]:
@@ -107,8 +119,24 @@ class PreparedEdits:
         for a device node that the host cannot complete.
         """
         lost = [*self._lost, *self._lost_gids(container)] if self._lost or self._gids else []
+        user_namespace = "user" in map(_type_of, container.linux.namespaces)
+        if user_namespace or not self._all_missing(container):
+            return self._encode_unusual(container, user_namespace, lost)
+        owner = (container.user.uid, container.user.gid) if container.HasField("user") else None
+        seen = self._look(owner)
+        if seen is None or seen != self._seen:
+            known = len(lost)
+            data, adjusted = self._encode_unusual(container, user_namespace, lost)
+            # What has changed meanwhile, or cannot be told, is not kept.
+            if len(lost) > known or seen is None or seen != self._look(owner):
+                return data, adjusted
+            self.usual, self._seen, self._usual_unowned = data, seen, adjusted.unowned
+        return self.usual, Adjusted(lost, self._usual_unowned)
+
+    def _encode_unusual(
+        self, container: Any, user_namespace: bool, lost: list[Undeliverable]
+    ) -> tuple[bytes, Adjusted]:
         unowned: list[str] = []
-        user_namespace = any(namespace.type == "user" for namespace in container.linux.namespaces)
         devices, bound = (
             self._encode_nodes(container, user_namespace, lost, unowned) if self._nodes else ([], [])
         )
@@ -126,6 +154,22 @@ class PreparedEdits:
         if linux:
             rest += messages.EncodedContainerAdjustment(linux=linux).SerializeToString()
         return rest, Adjusted(lost, unowned)
+
+    def _all_missing(self, container: Any) -> bool:
+        """Whether the container has nothing that could be one of the edits already."""
+        return (
+            self._env_items.isdisjoint(container.env)
+            and not (self._hooks and container.HasField("hooks"))
+            and self._mounts.keys().isdisjoint(map(_destination_of, container.mounts))
+            and self._nodes.keys().isdisjoint(map(_path_of, container.linux.devices))
+        )
+
+    def _look(self, owner: tuple[int, int] | None) -> tuple[Any, ...] | None:
+        """All that the encoding of the nodes depends on; None if a node cannot be looked at."""
+        try:
+            return owner, *map(_look_of, map(os.lstat, self._host_paths))
+        except (OSError, ValueError):
+            return None
 
     # What is known before any container is
 
@@ -261,12 +305,12 @@ class PreparedEdits:
 class _Node:
     """One device node of the edits, and its encoding for as long as the host's node stays what it is."""
 
-    __slots__ = ("_encoded", "_host_path", "_known", "leaves_owner_open", "spec")
+    __slots__ = ("_encoded", "_known", "host_path", "leaves_owner_open", "spec")
 
     def __init__(self, spec: Json) -> None:
         self.spec = spec
         self.leaves_owner_open = "uid" not in spec or "gid" not in spec
-        self._host_path = spec.get("hostPath") or spec["path"]
+        self.host_path = spec.get("hostPath") or spec["path"]
         self._known: tuple[Any, ...] | None = None
         self._encoded: tuple[Json, bytes] = {}, b""
 
@@ -276,7 +320,7 @@ class _Node:
         owner: uid and gid of the container's user, for what the spec leaves open; None if nobody tells.
         """
         try:
-            found = os.lstat(self._host_path)
+            found = os.lstat(self.host_path)
         except (OSError, ValueError):
             return self._encode(oci.complete_node(self.spec), owner)  # type: ignore[arg-type]
         known = found.st_mode, found.st_rdev, owner

@@ -191,7 +191,7 @@ class Trunk:
 
         Raises LookupError if the request does not exist or has been answered.
         """
-        data = messages.Response(payload=payload).SerializeToString()
+        data = _payload_field(len(payload)) + payload if payload else b""
         if len(data) > MAX_DATA:
             self.fail(
                 stream,
@@ -232,6 +232,16 @@ def _lone_request(data: bytes) -> tuple[int, bytes] | None:
     if FRAME.unpack_from(data, second) != (PLUGIN_CONN, size + _HEADER.size - length):
         return None
     return stream, data[_LONE.size : second] + data[second + FRAME.size :]
+
+
+def _payload_field(size: int) -> bytes:
+    """What stands before the payload in an encoded `messages.Response`: its number and its length."""
+    head = bytearray(b"\x12")
+    while size > 0x7F:
+        head.append(size & 0x7F | 0x80)
+        size >>= 7
+    head.append(size)
+    return bytes(head)
 
 
 def _response(stream: int, body: bytes) -> Response:
