@@ -191,16 +191,20 @@ class Trunk:
 
         Raises LookupError if the request does not exist or has been answered.
         """
-        data = _payload_field(len(payload)) + payload if payload else b""
-        if len(data) > MAX_DATA:
+        field = _payload_field(len(payload))
+        size = len(field) + len(payload)
+        if size > MAX_DATA:
             self.fail(
-                stream,
-                RESOURCE_EXHAUSTED,
-                f"NRI014: the answer has {len(data)} bytes, NRI carries {MAX_DATA}",
+                stream, RESOURCE_EXHAUSTED, f"NRI014: the answer has {size} bytes, NRI carries {MAX_DATA}"
             )
             return False
         self._open.remove(stream)
-        self._send(PLUGIN_CONN, stream, _RESPONSE, data)
+        length = _HEADER.size + size
+        if length <= SINGLE_FRAME_LIMIT:
+            # As `_send` does it, in one step.
+            self._out.append(_LONE.pack(PLUGIN_CONN, length, size, stream, _RESPONSE, 0) + field + payload)
+        else:
+            self._send(PLUGIN_CONN, stream, _RESPONSE, field + payload)
         return True
 
     def fail(self, stream: int, code: int, message: str) -> None:
@@ -235,7 +239,11 @@ def _lone_request(data: bytes) -> tuple[int, bytes] | None:
 
 
 def _payload_field(size: int) -> bytes:
-    """What stands before the payload in an encoded `messages.Response`: its number and its length."""
+    """What stands before the payload in an encoded `messages.Response`: its number and its length, if any."""
+    if not size:
+        return b""
+    if size < 0x80:
+        return bytes((0x12, size))
     head = bytearray(b"\x12")
     while size > 0x7F:
         head.append(size & 0x7F | 0x80)

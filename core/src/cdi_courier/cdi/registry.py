@@ -59,6 +59,7 @@ _Stamps = tuple[int, int]  # mtime and ctime in ns
 # `directory_identity`, its time stamps and `file_identity` at a third of the price: what is looked at for
 # each container is taken out of a stat_result in one go. Tests hold them equal.
 _directory_of = attrgetter("st_dev", "st_ino", "st_uid", "st_gid", "st_mode")
+_directory_at = attrgetter("st_dev", "st_ino", "st_uid", "st_gid", "st_mode", "st_mtime_ns", "st_ctime_ns")
 _stamps_of = attrgetter("st_mtime_ns", "st_ctime_ns")
 _file_of = attrgetter(
     "st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns", "st_uid", "st_gid", "st_mode"
@@ -88,6 +89,26 @@ class _Scan:
     rested: bool = True
 
 
+@frozen
+class _Usual:
+    """What `Registry.current` compares as a rule: no step of Python for each file."""
+
+    snapshot: Snapshot
+    dirs: tuple[str, ...]
+    directories: list[tuple[int, ...]]
+    paths: list[str]
+    files: list[FileIdentity]
+
+    def holds(self) -> bool:
+        """Whether all is as it was. False also where that cannot be told so simply."""
+        try:
+            return [*map(_directory_at, map(os.stat, self.dirs))] == self.directories and [
+                *map(_file_of, map(os.stat, self.paths))
+            ] == self.files
+        except OSError:
+            return False
+
+
 class Registry:
     """The devices that spec files in `dirs` define, always as the files are now.
 
@@ -113,6 +134,7 @@ class Registry:
         self._last: tuple[_Identity, Snapshot] | None = None
         # Directory → its time stamps when it was last listed and held the names of `_last`.
         self._listed: dict[str, _Stamps] = {}
+        self._usual: _Usual | None = None
         self._lock = threading.Lock()
 
     def snapshot(self) -> Snapshot:
@@ -128,11 +150,30 @@ class Registry:
         last = self._last
         if last is None:
             return None
+        if (usual := self._usual) is not None and usual.holds():
+            return usual.snapshot
         identity, snapshot = last
         for path, known in zip(self.dirs, identity, strict=True):
             if not self._is_still(path, known):
                 return None
+        self._usual = self._looked(last)
         return snapshot
+
+    def _looked(self, last: tuple[_Identity, Snapshot]) -> _Usual | None:
+        """What need only be compared as long as it is all as it was; None where that would not be enough."""
+        directories = []
+        paths: list[str] = []
+        files: list[FileIdentity] = []
+        for directory, known in zip(self.dirs, last[0], strict=True):
+            stamps = self._listed.get(directory)
+            if known is None or stamps is None:
+                return None
+            directories.append(known[0] + stamps)
+            prefix = directory if directory.endswith("/") else directory + "/"
+            paths += [prefix + name for name, _ in known[1]]
+            files += [identity for _, identity in known[1]]
+        # Asked last: what `_listed` vouched for above was then of this scan.
+        return _Usual(last[1], self.dirs, directories, paths, files) if self._last is last else None
 
     def _is_still(self, directory: str, known: _DirIdentity) -> bool:
         """Whether a directory has the identity that it had, without reading a file."""
@@ -155,14 +196,7 @@ class Registry:
             if has_rested(max(stamps), now):
                 self._listed[directory] = stamps
         prefix = directory if directory.endswith("/") else directory + "/"
-        try:
-            for name, identity in files:
-                if _file_of(os.stat(prefix + name)) != identity:
-                    return False
-        except OSError:
-            # Rare, and the same again with a name for each error.
-            return all(look_at_file(prefix + name) == identity for name, identity in files)
-        return True
+        return all(look_at_file(prefix + name) == identity for name, identity in files)
 
     def _rescan(self) -> Snapshot:
         scan = _Scan()
@@ -172,6 +206,7 @@ class Registry:
         # Emptied first: until the new names stand in `_last`, nothing may vouch for the old ones.
         self._listed = {}
         self._last = (identity, snapshot) if scan.rested else None
+        self._usual = None
         return snapshot
 
     def _scan_directory(self, scan: _Scan, priority: int) -> _DirIdentity:
