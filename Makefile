@@ -65,16 +65,10 @@ fuzz: $(VENV)/.ready
 
 bench: $(VENV)/.ready
 	mkdir -p $(CACHE)
-	$(PYTHON) bench/cdi.py --json $(CACHE)/bench-cdi.json
-	$(PYTHON) bench/nri.py --json $(CACHE)/bench-nri.json
-	$(PYTHON) bench/hook.py --json $(CACHE)/bench-hook.json
-	$(PYTHON) bench/live.py --json $(CACHE)/bench-live.json
+	$(PYTHON) bench/run.py --json $(CACHE)/bench.json --plot $(CACHE)
 
 bench-check: $(VENV)/.ready
-	$(PYTHON) bench/cdi.py --check
-	$(PYTHON) bench/nri.py --check
-	$(PYTHON) bench/hook.py --check
-	$(PYTHON) bench/live.py --check
+	$(PYTHON) bench/run.py --check
 
 # All that packages are made of is this project's own or the distribution's; nothing comes from PyPI.
 deb:

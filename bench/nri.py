@@ -52,11 +52,12 @@ SLACK = 1.3  # --check runs on busy machines; memory does not depend on that and
 
 GUARDS = {
     # Bars that are missed, with where we are: --check then guards against falling further behind.
-    "names, p50": 1.6,
-    "names, CPU": 2.3,
-    "unannotated, p50": 1.3,  # at its bar when the machine is quiet
-    "edits, p50": 3.6,
+    "names, p50": 1.35,
+    "names, CPU": 1.55,
 }
+
+GAPS = (0.0, 0.0003, 0.001, 0.003, 0.01)
+"""Seconds between calls, for the cost against load."""
 
 # figure → (ours, floor) in nanoseconds, or (bytes, None)
 Result = dict[str, tuple[float, float | None]]
@@ -67,9 +68,9 @@ class Effort:
 
     def __init__(self, *, check: bool) -> None:
         self.repeats = 3 if check else 5
-        self.calls = 2000 if check else 5000
-        self.sessions = 3 if check else 5
-        self.lasting = 20_000 if check else 100_000
+        self.calls = 1500 if check else 5000
+        self.sessions = 2 if check else 5
+        self.lasting = 10_000 if check else 100_000
 
 
 class Host:
@@ -214,6 +215,44 @@ def synchronize(host: Host, effort: Effort) -> Result:
 SCENARIOS = (memory, names, unannotated, edits, synchronize)
 
 
+def against_load(host: Host, calls: int) -> list[dict[str, Any]]:
+    """Of each gap between calls: calls a second and each plugin's p50 and CPU a call, in µs."""
+    found = []
+    for gap in GAPS:
+        measured = host.load.do(
+            "calls",
+            {"floor": NAMES, "names": NAMES},
+            ASKING,
+            max(50, min(calls, int(1 / (gap + 1e-4)))),
+            gap=gap,
+        )
+        found.append(
+            {
+                "rate": 1e9 / (statistics.fmean(m["mean"] for m in measured.values()) + gap * 1e9),
+                **{name: {"p50": m["p50"] / 1e3, "cpu": m["cpu"] / 1e3} for name, m in measured.items()},
+            }
+        )
+    return found
+
+
+def curves(processors: tuple[int, int], calls: int = 5000) -> dict[str, Any]:
+    """What a plot shows: percentiles of the time of an answer in µs, by scenario and plugin, and the load."""
+    found: dict[str, Any] = {}
+    with _host(processors) as host:
+        for scenario, ours, asking, floor, expected in (
+            ("names", "names", ASKING, NAMES, NAMES),
+            ("unannotated", "names", {}, NOTHING, NOTHING),
+            ("edits", "edits", ASKING, NAMES, EDITS),
+        ):
+            measured = host.load.do("calls", {"floor": floor, ours: expected}, asking, calls)
+            found[scenario] = {
+                "ours" if name == ours else name: [p / 1e3 for p in m["percentiles"]]
+                for name, m in measured.items()
+            }
+        found["load"] = against_load(host, calls)
+    return found
+
+
 def _pairs(what: str, found: dict[str, dict[str, float]], ours: str) -> Result:
     figures = {"p50": "p50", "p99": "p99", "mean": "mean", "CPU": "cpu"}
     return {f"{what}, {label}": (found[ours][key], found["floor"][key]) for label, key in figures.items()}
@@ -271,6 +310,22 @@ def table(results: dict[str, dict[str, float]]) -> str:
     return "\n".join(lines)
 
 
+def processors_of(cores: int) -> tuple[int, int]:
+    """The driver's processor and the plugins'."""
+    available = sorted(os.sched_getaffinity(0))
+    return available[-cores:][0], available[-1]
+
+
+def behind(results: dict[str, dict[str, float]]) -> list[str]:
+    """The figures that `--check` does not let pass."""
+    return [
+        figure
+        for figure, bar in (BARS | GUARDS).items()
+        if figure not in results
+        or results[figure]["median"] > bar * (1.0 if figure.endswith("MiB") else SLACK)
+    ]
+
+
 def main() -> int:
     """Run all; print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -278,9 +333,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--cores", type=int, choices=(1, 2), default=2, help="2: the driver has its own")
     arguments = parser.parse_args()
-    available = sorted(os.sched_getaffinity(0))
-    processors = available[-arguments.cores :][0], available[-1]
-    found, failures = measure(Effort(check=arguments.check), processors)
+    found, failures = measure(Effort(check=arguments.check), processors_of(arguments.cores))
     results = {figure: summary(pairs) for figure, pairs in found.items()}
     print(table(results))
     for scenario, why in failures.items():
@@ -290,14 +343,8 @@ def main() -> int:
     missed = [f for f, bar in BARS.items() if f not in results or results[f]["median"] > bar]
     if missed:
         print(f"missed bars: {'; '.join(missed)}")
-    behind = [
-        figure
-        for figure, bar in (BARS | GUARDS).items()
-        if figure not in results
-        or results[figure]["median"] > bar * (1.0 if figure.endswith("MiB") else SLACK)
-    ]
-    if arguments.check and behind:
-        print(f"behind bar or guard by more than {SLACK}: {'; '.join(behind)}", file=sys.stderr)
+    if arguments.check and (late := behind(results)):
+        print(f"behind bar or guard by more than {SLACK}: {'; '.join(late)}", file=sys.stderr)
         return 1
     return 0
 

@@ -24,7 +24,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from time import clock_gettime_ns, perf_counter_ns
+from time import clock_gettime_ns, perf_counter_ns, sleep
 from typing import Any
 
 from cdi_courier.descriptors import message_classes
@@ -371,12 +371,14 @@ class Load:
         calls: int,
         *,
         block: int = 25,
-    ) -> dict[str, dict[str, float]]:
+        gap: float = 0.0,
+    ) -> dict[str, dict[str, Any]]:
         """Ask every plugin about the same container `calls` times, in blocks of `block` and taking turns.
 
-        plugins: name → what `check` shall find in each of its answers. Who begins changes with every round,
+        plugins: name → what `check` shall find in each of its answers. gap: seconds between an answer and the
+        next request, for the cost against load. Who begins changes with every round,
         so that whatever else the machine does meets all of them alike. Returns, by name, ``p50``, ``p99``,
-        ``mean``, ``cpu`` a call, and ``calls``.
+        ``mean``, ``cpu`` a call, ``calls``, and ``percentiles``, 101 of them.
         """
         request = bytearray(create_container(annotations))
         turns = [(self._plugins[name], expected) for name, expected in plugins.items()]
@@ -390,7 +392,7 @@ class Load:
         try:
             for _ in range(-(-calls // block)):
                 for plugin, expected in turns:
-                    self._block(plugin, request, block, known[plugin.name], expected, times[plugin.name])
+                    self._block(plugin, request, block, known[plugin.name], expected, times[plugin.name], gap)
                 turns.append(turns.pop(0))
         finally:
             if collects:
@@ -400,12 +402,14 @@ class Load:
         return {
             name: {
                 "p50": statistics.median(taken),
-                "p99": sorted(taken)[len(taken) * 99 // 100],
+                "p99": ordered[len(taken) * 99 // 100],
                 "mean": statistics.fmean(taken),
                 "cpu": spent[name] / len(taken),
                 "calls": len(taken),
+                "percentiles": [ordered[min(len(taken) - 1, len(taken) * n // 100)] for n in range(101)],
             }
             for name, taken in times.items()
+            for ordered in [sorted(taken)]
         }
 
     def memory(self, name: str) -> dict[str, int]:
@@ -432,10 +436,13 @@ class Load:
         known: bytes,
         expected: Mapping[str, Any],
         taken: list[int],
+        gap: float,
     ) -> None:
         head, tail = known[:_STREAM], known[_STREAM + 4 :]
         pack, unpack = struct.Struct(">I").pack_into, struct.Struct(">I").unpack_from
         for _ in range(times):
+            if gap:
+                sleep(gap)
             pack(request, _STREAM, plugin.stream + 2)
             time, answer = plugin.call(request)
             taken.append(time)

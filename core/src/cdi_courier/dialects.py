@@ -6,8 +6,6 @@ two generations tried in turn (contracts nri-protocol.md section 17.1).
 
 from __future__ import annotations
 
-import yaml
-
 from cdi_courier.annotations import NVIDIA, Dialect
 from cdi_courier.errors import AnnotationError, quoted
 from cdi_courier.hookspecs import hookimpl
@@ -24,6 +22,8 @@ def cdi_courier_dialects() -> tuple[Dialect, ...]:
 
 def yaml_list(value: str) -> list[str]:
     """A YAML or JSON list of names; ``null`` and ``[]`` ask for nothing; anything else is ``ANN005``."""
+    import yaml  # loaded with the first spec file, and not before the daemon has registered
+
     try:
         # Like the plugin it is compatible with, only the first document counts.
         document = next(yaml.compose_all(value, Loader=yaml.CSafeLoader), None)

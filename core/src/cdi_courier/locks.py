@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
-import platformdirs
-
 from cdi_courier.errors import HostError
 
 if TYPE_CHECKING:
@@ -29,6 +27,8 @@ def socket_locks() -> Path:
     """The folder of the runtime sockets' locks; the user's own runtime folder when not root."""
     if os.geteuid() == 0:
         return Path("/run/cdi-courier/locks")
+    import platformdirs  # only for users
+
     return Path(platformdirs.user_runtime_dir("cdi-courier")) / "locks"
 
 

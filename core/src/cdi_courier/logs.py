@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import logging.handlers
 import os
 import queue
 import socket
@@ -415,6 +414,8 @@ def _target(settings: ServiceSettings) -> _Write:
         return _to_journal
     if not _goes_nowhere(2):
         return _to_stderr(_json if to_json else _Text(times=True))
+    import logging.handlers  # for a plugin that a runtime has launched
+
     if os.path.exists(_SYSLOG):
         syslog = logging.handlers.SysLogHandler(_SYSLOG, facility=logging.handlers.SysLogHandler.LOG_DAEMON)
         syslog.ident = "cdi-courier: "

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import attrs
-import cattrs
-import platformdirs
 from attrs import field, frozen
 
 from cdi_courier import policy
@@ -22,7 +20,7 @@ from cdi_courier.errors import SettingsError, quoted
 from cdi_courier.names import split_device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 SYSTEM_DIR = Path("/etc/cdi-courier")
 
@@ -288,7 +286,11 @@ class Settings:
 
 def default_dir() -> Path:
     """The folder of the configuration files: system-wide, or the user's own when rootless."""
-    return SYSTEM_DIR if os.geteuid() == 0 else Path(platformdirs.user_config_dir("cdi-courier"))
+    if os.geteuid() == 0:
+        return SYSTEM_DIR
+    import platformdirs  # only for users
+
+    return Path(platformdirs.user_config_dir("cdi-courier"))
 
 
 def default_files(base: Path | None = None) -> list[Path]:
@@ -333,6 +335,8 @@ def load(files: Iterable[Path] | None = None) -> Settings:
     if rules:
         sections.setdefault("policy", {}).update(rules=tuple(rules), sources=tuple(sources))
     if os.geteuid() != 0:
+        import platformdirs
+
         runtime_dir = platformdirs.user_runtime_dir("cdi-courier")
         sections.setdefault("service", {}).setdefault("state_dir", runtime_dir)
     types = {a.name: _type_of(a) for a in attrs.fields(Settings)}
@@ -429,8 +433,8 @@ class _File:
     def _value(self, attribute: attrs.Attribute[Any], raw: Any, path: _Path) -> Any:
         type_ = _type_of(attribute)
         try:
-            value = _CONVERTER.structure(raw, type_)
-        except Exception:  # noqa: BLE001 - cattrs raises groups or plain errors, by version; all mean: wrong
+            value = _structured(raw, type_)
+        except TypeError:
             raise self._error("SET004", path, f"expected {_expected(type_)}, not {_describe(raw)}") from None
         try:
             if attribute.validator is not None:
@@ -477,36 +481,25 @@ def _line_of(text: str, path: _Path) -> int:
 # --- types ---------------------------------------------------------------------------------------------
 
 
-def _strict(type_: Any) -> Callable[[Any, Any], Any]:
-    def structure(value: Any, _: Any) -> Any:
-        # `type is`, not isinstance: True is no number. TOML writes 2 for 2.0.
-        if type(value) is type_ or (type_ is float and type(value) is int):
-            return type_(value)
-        raise TypeError
+def _structured(value: Any, type_: Any) -> Any:
+    """A value of TOML as one of a setting's type; raises TypeError if it is none.
 
-    return structure
+    The settings have few types, and a library that knows all of them would take longer to load than all
+    settings take to read.
+    """
+    origin = get_origin(type_)
+    if origin is Literal:
+        if type(value) is str and value in get_args(type_):
+            return value
+    elif origin is tuple:
+        if type(value) is list:
+            (item, _) = get_args(type_)
+            return tuple(_structured(element, item) for element in value)
+    # `type is`, not isinstance: True is no number. TOML writes 2 for 2.0.
+    elif type(value) is type_ or (type_ is float and type(value) is int):
+        return type_(value)
+    raise TypeError(f"{value!r} is no {type_}")
 
-
-def _structure_tuple(value: Any, type_: Any) -> tuple[Any, ...]:
-    if type(value) is not list:
-        raise TypeError
-    (item, _) = get_args(type_)
-    return tuple(_CONVERTER.structure(element, item) for element in value)
-
-
-def _is_tuple(type_: Any) -> bool:
-    return get_origin(type_) is tuple
-
-
-def _converter() -> cattrs.Converter:
-    converter = cattrs.Converter()
-    for type_ in (str, int, float, bool):
-        converter.register_structure_hook(type_, _strict(type_))
-    converter.register_structure_hook_func(_is_tuple, _structure_tuple)
-    return converter
-
-
-_CONVERTER = _converter()
 
 _TYPE_NAMES = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
 

@@ -151,10 +151,10 @@ class _Server:
             for connection in self._connections
         ]
         with self._locks:
-            # So that the first container need not wait for it.
-            self._reader.submit(self._registry.snapshot)
             for thread in threads:
                 thread.start()
+            # So that the first container need not wait for it; but to be registered comes first.
+            self._reader.submit(self._registry.snapshot)
             for thread in threads:
                 thread.join()
             self._reader.shutdown(wait=False, cancel_futures=True)

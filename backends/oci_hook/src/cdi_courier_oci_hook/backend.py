@@ -1,6 +1,7 @@
 """The OCI hook backend: Podman precreate, a wrapper in front of containerd and Docker, live injection.
 
-Its offers are real; those of ways that are not built yet say so and are impossible.
+Its modules are imported where they are used: the daemon loads every backend at its start, and this one has
+nothing to run. Its offers are real; those of ways that are not built yet say so and are impossible.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ from typing import TYPE_CHECKING, Final
 from cdi_courier.cdi.edits import edits_to_dict
 from cdi_courier.errors import DeliveryError
 from cdi_courier.hookspecs import API_VERSION, Backend, Offer, ServeContext, hookimpl
-
-from . import crio_hook, hook, podman, wrapping
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,6 +47,8 @@ class OciHookBackend:
         way, offer = _best(runtime, settings)
         if way not in self._built:
             return Offer(NAME, offer.fidelity, "impossible", f"{offer.reason}; that is not built yet")
+        from . import podman
+
         if way == "precreate" and podman.is_installed(runtime):
             return Offer(NAME, offer.fidelity, "nothing", "its precreate hook is installed")
         return offer
@@ -55,6 +56,8 @@ class OciHookBackend:
     def plan(self, runtime: Runtime, settings: Settings) -> ChangeSet:
         """As `plan` of the runtime's own module. Raises `DeliveryError` ``DLV002`` for what has none yet."""
         if runtime.kind == "podman" and "precreate" in self._built:
+            from . import podman
+
             return podman.plan(runtime, settings)
         if runtime.kind == "containerd" and "wrapper" in self._built:
             from . import containerd
@@ -65,6 +68,8 @@ class OciHookBackend:
 
             return docker.plan(runtime, settings)
         if runtime.kind == "cri-o" and "hook" in self._built:
+            from . import crio_hook
+
             return crio_hook.plan(runtime, settings)
         raise DeliveryError(
             "DLV002", f"backend {NAME} cannot be installed: {self.offer(runtime, settings).reason}"
@@ -74,6 +79,8 @@ class OciHookBackend:
         """Of edits of a config nothing is lost; much of what is injected into a container that exists."""
         if runtime.kind != "cri-o":
             return ()
+        from . import hook
+
         return hook.undeliverable_edits(edits_to_dict(injection.edits))
 
     def probe(self, _: Runtime, __: Settings) -> str:
@@ -97,5 +104,9 @@ def _best(runtime: Runtime, settings: Settings) -> tuple[str, Offer]:
             NAME, "full", "install", "a precreate hook edits the config of Podman's containers"
         )
     if runtime.kind == "cri-o":
+        from . import crio_hook
+
         return "hook", crio_hook.offer(runtime)
+    from . import wrapping
+
     return "wrapper", wrapping.offer(runtime, settings)

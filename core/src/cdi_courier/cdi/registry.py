@@ -29,7 +29,6 @@ from attrs import define, field, frozen
 from cdi_courier.cdi import trust as _trust
 from cdi_courier.cdi.model import Spec
 from cdi_courier.cdi.snapshot import DeviceEntry, Resolution, Snapshot, SpecFile
-from cdi_courier.cdi.validate import load_spec
 from cdi_courier.errors import CdiError, quoted
 from cdi_courier.signature import (
     OWNER,
@@ -298,6 +297,13 @@ class Registry:
             return _Parsed(identity, rested, load_spec(data, path), None)
         except CdiError as error:
             return _Parsed(identity, rested, None, error)
+
+
+def load_spec(data: bytes, path: str) -> Spec:
+    """As `validate.load_spec`, which loads PyYAML: a daemon need not wait for that before it registers."""
+    from cdi_courier.cdi import validate
+
+    return validate.load_spec(data, path)
 
 
 def load_file(path: str, max_file_size: int = 2097152) -> Spec:

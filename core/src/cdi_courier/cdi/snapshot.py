@@ -5,7 +5,6 @@ Immutable. Built by `registry`; it must not touch the file system.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -212,6 +211,8 @@ def _candidates(wanted: str, known: Iterable[str]) -> str:
     every = sorted(known)
     if len(every) <= _MAX_LISTED:
         return _listed(every)
+    import difflib  # for a mistake only
+
     near = difflib.get_close_matches(wanted, every[:10_000], n=_MAX_LISTED)
     return f"{_listed(near)} and {len(every) - len(near)} others" if near else _listed(every)
 
