@@ -1,0 +1,44 @@
+"""What CRI-O can be made to run, as far as other packages bring it: their files, or whether they are here."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from cdi_courier.changes import FileChange
+    from cdi_courier.settings import Settings
+
+KIND: Final = "cri-o"
+
+
+def has_nri() -> bool:
+    """Whether the NRI backend is installed."""
+    return importlib.util.find_spec("cdi_courier_nri") is not None
+
+
+def gate_files(settings: Settings, real: str) -> tuple[FileChange, ...]:
+    """The runtime wrapper in front of `real`, an absolute path; the first one is the program itself."""
+    from cdi_courier_oci_hook import gate
+
+    return tuple(gate.files(settings, settings.oci_hook.handler, real, kind=KIND))
+
+
+def hook_files(settings: Settings, directory: str) -> tuple[FileChange, ...]:
+    """The ``createRuntime`` hook, in a directory that CRI-O watches."""
+    from cdi_courier_oci_hook import hooksd
+
+    return tuple(hooksd.files(settings, directory, kind=KIND))
+
+
+def real_of(path: str) -> str:
+    """The runtime behind a gate of ours; ``""`` if it is none."""
+    from cdi_courier_oci_hook import gate
+
+    return gate.real_of(path) or ""
+
+
+def is_gate(settings: Settings, path: str) -> bool:
+    """Whether this is the path of a gate of ours, whether or not it is still there."""
+    return os.path.dirname(os.path.normpath(path)) == os.path.normpath(settings.oci_hook.gate_dir)
