@@ -191,15 +191,19 @@ def _program(value: Any, key: str, handler: str) -> str:
     if path and "/" not in path:
         # CRI-O looks handlers without a path up in PATH, by their name.
         for folder in ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"):
-            if os.access(f"{folder}/{path}", os.X_OK):
+            if _is_program(f"{folder}/{path}"):
                 return f"{folder}/{path}"
-    if not os.path.isabs(path) or not os.path.isfile(path) or not os.access(path, os.X_OK):
+    if not _is_program(path):
         raise HostError(
             "CRI108",
             f"{key} of handler {handler} is {quoted(path)}, which is no absolute path of a program here",
             "correct it in CRI-O's configuration; CRI-O does not start with a default handler like that",
         )
     return path
+
+
+def _is_program(path: str) -> bool:
+    return os.path.isabs(path) and os.path.isfile(path) and os.access(path, os.X_OK)
 
 
 # --- what would keep the drop-in from counting ---------------------------------------------------------
