@@ -137,9 +137,9 @@ def _files(main: str, folder: str) -> Iterable[ConfigFile]:
 def _below(folder: str) -> Sequence[str]:
     """Everything in the folder that is no folder, in CRI-O's order; it reads all, whatever the name."""
     found: list[str] = []
-    for path, _, names in os.walk(folder, onerror=_unlisted):
+    for path, folders, names in os.walk(folder, onerror=_unlisted):
         # A link to a folder is no folder to CRI-O's walk; it tries to read it as a file, and fails.
-        links = [entry.name for entry in os.scandir(path) if entry.is_symlink() and entry.is_dir()]
+        links = [name for name in folders if os.path.islink(os.path.join(path, name))]
         found += [os.path.join(path, name) for name in (*names, *links)]
         if len(found) > _MOST_FILES:
             raise _unusable(folder, f"it has more than {_MOST_FILES} files")
