@@ -1,4 +1,4 @@
-"""A CRI-O's files in a temporary folder, and what it says it runs with; the programs it names are taken to exist."""
+"""A CRI-O's files in a temporary folder, and what it says it runs with; its programs are taken to exist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cdi_courier.changes import ChangeSet, FileChange
 from cdi_courier.errors import CourierError
 from cdi_courier.host import crio
 from cdi_courier.host.answers import Findings
-from cdi_courier.host.model import Fact, Runtime
+from cdi_courier.host.model import Runtime
 from cdi_courier.settings import Settings
 from cdi_courier_cri_o import configuration, dryrun, install, ways
 from cdi_courier_cri_o.backend import CriODropInBackend

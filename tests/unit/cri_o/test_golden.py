@@ -1,7 +1,7 @@
-"""The drop-ins for CRI-Os as they are found, each beside what it was made for; they can be tried on a real crio.
+"""The drop-ins for CRI-Os as they are found, each beside what it was made for, to be tried on a real crio too.
 
-``golden/CASE`` holds ``/etc/crio`` (crio.conf, crio.conf.d), what ``GET /config`` says then (live.toml) and the
-drop-in (expected.conf). To write the last anew: CDI_COURIER_TEST_GOLDEN=write.
+``golden/CASE`` holds ``/etc/crio`` (crio.conf, crio.conf.d), what ``GET /config`` says then (live.toml) and
+the drop-in (expected.conf). To write the last anew: CDI_COURIER_TEST_GOLDEN=write.
 """
 
 from __future__ import annotations

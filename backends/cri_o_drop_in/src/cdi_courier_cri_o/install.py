@@ -62,6 +62,8 @@ def plan(runtime: Runtime, settings: Settings, *, restart: bool = True) -> Chang
     if mode == "nri" and runtime.get("nri") == "on" and offers.offer(runtime, settings).needs != "nothing":
         return ChangeSet(offers.NAME, runtime.key, notes=(f"{runtime.key} serves NRI already",))
     found = configuration.read(runtime, settings)
+    if mode == "handler":
+        _must_be_free(found, settings)
     _must_be_read(runtime, found, mode, settings)
     files, tables, comments = _nri(found, settings) if mode == "nri" else _handler(runtime, found, settings)
     content = dropin.render(tables, comments)
@@ -96,7 +98,6 @@ def _handler(
     runtime: Runtime, found: Configuration, settings: Settings
 ) -> tuple[tuple[FileChange, ...], _Tables, tuple[str, ...]]:
     name = settings.oci_hook.handler
-    _must_be_free(found, settings)
     base, table = _default(runtime, found, settings)
     real = _program(table.get("runtime_path") or base, "runtime_path", base)
     if ways.is_gate(settings, real):
