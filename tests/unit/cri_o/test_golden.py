@@ -1,4 +1,4 @@
-"""The drop-ins for CRI-Os as they are found, each beside what it was made for, to be tried on a real crio too.
+"""The drop-ins for CRI-Os as they are found, each beside what it was made for; for trying on a real crio too.
 
 ``golden/CASE`` holds ``/etc/crio`` (crio.conf, crio.conf.d), what ``GET /config`` says then (live.toml) and
 the drop-in (expected.conf). To write the last anew: CDI_COURIER_TEST_GOLDEN=write.
