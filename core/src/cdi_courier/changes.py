@@ -23,11 +23,11 @@ from urllib.parse import quote
 import attrs
 from attrs import field, frozen
 
-from cdi_courier import tomledit
+from cdi_courier import jsonedit, tomledit
 from cdi_courier.errors import CourierError, HostError, printable, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 Action = Literal["install", "uninstall"]
 
@@ -44,9 +44,11 @@ class FileChange:
 
     path: absolute. content: its new bytes; None if it is to be removed. mode: of a file that does not exist
     yet; an existing one keeps mode and owner. what: one sentence for a person.
-    keys: for a TOML file that is not all ours, the dotted keys that are, each a tuple of its parts.
-    items: the same for strings in arrays at the document's root, each as (array, string).
-    Should the file have changed by the time of undoing, only keys and items are taken out.
+    keys: for a TOML or JSON file that is not all ours, the keys that are, each a tuple of its parts; it is
+    JSON if it is called so. items: the same for strings in arrays at a TOML document's root, each as (array,
+    string). Should the file have changed by the time of undoing, only keys and items are taken out.
+    held: containers that exist may depend on it, so it must outlive them; see `host.gate_users`.
+    rewritten: it is all ours and we write it at other times too, so whatever it holds by then is ours.
     """
 
     path: str
@@ -55,6 +57,8 @@ class FileChange:
     mode: int = 0o644
     keys: tuple[tuple[str, ...], ...] = ()
     items: tuple[tuple[str, str], ...] = ()
+    held: bool = False
+    rewritten: bool = False
 
 
 @frozen
@@ -94,7 +98,7 @@ class Entry:
 
     original: its bytes before the first `apply`; None if there was none. mode, owner: of that file.
     accepted: the SHA-256 of every content that it may have by our doing.
-    folders: made for it, outermost first.
+    folders: made for it, outermost first. keys, items, held, rewritten: as in `FileChange`.
     """
 
     path: str
@@ -106,6 +110,8 @@ class Entry:
     folders: tuple[str, ...] = ()
     keys: tuple[tuple[str, ...], ...] = ()
     items: tuple[tuple[str, str], ...] = ()
+    held: bool = False
+    rewritten: bool = False
 
 
 @frozen
@@ -155,13 +161,24 @@ def preview(changes: ChangeSet, *, folder: str = FOLDER, force: bool = False) ->
     return _prepare(changes, _load(_manifest_path(folder, changes.backend, changes.runtime)), force=force)[1]
 
 
-def preview_undo(manifest: Manifest, *, force: bool = False) -> tuple[Step, ...]:
+def preview_undo(manifest: Manifest, *, force: bool = False, keep: Collection[str] = ()) -> tuple[Step, ...]:
     """What `undo` would do now. Raises what `undo` raises before it writes anything."""
     return tuple(
         step
         for entry in reversed(manifest.entries)
-        if (step := _undoing(entry, force=force)).before != step.after
+        if entry.path not in keep and (step := _undoing(entry, force=force)).before != step.after
     )
+
+
+def without_ours(backend: str, runtime: str, *, folder: str = FOLDER) -> dict[str, bytes | None]:
+    """Path → what the file would hold without what this backend has installed for the runtime.
+
+    What a plan that edits files starts from, so that installing twice is installing once. None where there
+    would be no file. Raises `CourierError` ``CHG001`` to ``CHG004``.
+    """
+    known = _load(_manifest_path(folder, backend, runtime))
+    entries = known.entries if known else ()
+    return {entry.path: _undoing(entry, force=False).after for entry in entries}
 
 
 # --- doing ---------------------------------------------------------------------------------------------
@@ -204,23 +221,28 @@ def apply(changes: ChangeSet, *, folder: str = FOLDER, force: bool = False) -> t
     return steps
 
 
-def undo(manifest: Manifest, *, folder: str = FOLDER, force: bool = False) -> tuple[Step, ...]:
+def undo(
+    manifest: Manifest, *, folder: str = FOLDER, force: bool = False, keep: Collection[str] = ()
+) -> tuple[Step, ...]:
     """Make every file what it was before, all or none, forget the manifest, and return what was done.
 
-    A file that was changed since loses only our keys and items, if that is known of it; otherwise ``CHG003``
-    is raised, unless `force` restores the original over it. Raises as `apply`.
+    keep: paths of files that stay as they are; what the manifest knows of them is kept too, so that undoing
+    again removes them. A file that was changed since loses only our keys and items, if that is known of it;
+    otherwise ``CHG003`` is raised, unless `force` restores the original over it. Raises as `apply`.
     """
     path = _manifest_path(folder, manifest.backend, manifest.runtime)
     with _alone(folder):
         current = _load(path)
         if current is None:
             return ()
-        steps = preview_undo(current, force=force)
+        steps = preview_undo(current, force=force, keep=keep)
         _transact(steps, lambda: None)
         # Should this fail: the manifest stays, and undoing again goes on here.
+        left = tuple(entry for entry in current.entries if entry.path in keep)
         for entry in reversed(current.entries):
-            _tidy(entry)
-        _save(path, None)
+            if entry.path not in keep:
+                _tidy(entry)
+        _save(path, attrs.evolve(current, entries=left) if left else None)
     return steps
 
 
@@ -254,6 +276,8 @@ def _prepare(
             folders=tuple(dict.fromkeys((*known.folders, *folders))),
             keys=tuple(dict.fromkeys((*known.keys, *change.keys))),
             items=tuple(dict.fromkeys((*known.items, *change.items))),
+            held=known.held or change.held,
+            rewritten=change.rewritten,
         )
         if current != change.content:
             steps.append(
@@ -264,6 +288,8 @@ def _prepare(
 
 def _rebased(known: Entry, current: bytes | None, change: FileChange, *, force: bool) -> Entry:
     """The entry of a file that somebody changed since it was installed: their version less our part."""
+    if known.rewritten:
+        return known
     if current is not None and (known.keys or known.items) and current != change.content:
         return attrs.evolve(known, original=_without_ours(known, current), accepted=())
     if force or current is None or current == change.content:
@@ -284,7 +310,7 @@ def _undoing(entry: Entry, *, force: bool) -> Step:
     digest = _digest(current)
     if digest == _digest(entry.original) or (current is None and (entry.keys or entry.items)):
         after = current
-    elif digest in entry.accepted or force:
+    elif digest in entry.accepted or force or entry.rewritten:
         after = entry.original
     elif current is not None and (entry.keys or entry.items):
         after = _without_ours(entry, current)
@@ -294,17 +320,18 @@ def _undoing(entry: Entry, *, force: bool) -> Step:
 
 
 def _without_ours(entry: Entry, current: bytes) -> bytes:
+    editor = jsonedit if entry.path.endswith(".json") else tomledit
     original: dict[str, Any] = {}
     if entry.original is not None:
-        with contextlib.suppress(ValueError):
-            original = tomledit.parse(entry.original)
+        with contextlib.suppress(ValueError, CourierError):
+            original = editor.parse(entry.original)
     try:
         for array, item in entry.items:
             before = original.get(array)
             if before is None or item not in before:
                 current = tomledit.take_out(current, array, item, keep=before is not None)
         if entry.keys:
-            current = tomledit.remove(current, entry.keys, original)
+            current = editor.remove(current, entry.keys, original)
     except CourierError as error:
         raise HostError(
             "CHG003",
@@ -369,6 +396,9 @@ def _entry_from(data: dict[str, Any]) -> Entry:
         folders=tuple(data["folders"]),
         keys=tuple(map(tuple, data["keys"])),
         items=tuple((array, item) for array, item in data["items"]),
+        # Manifests of earlier versions do not have these.
+        held=data.get("held", False) is True,
+        rewritten=data.get("rewritten", False) is True,
     )
 
 
@@ -383,6 +413,8 @@ def _entry_to(entry: Entry) -> dict[str, Any]:
         "folders": entry.folders,
         "keys": entry.keys,
         "items": entry.items,
+        "held": entry.held,
+        "rewritten": entry.rewritten,
     }
 
 

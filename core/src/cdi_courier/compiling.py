@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import frozen
 
-from cdi_courier import dialects, table
+from cdi_courier import dialects, patterns, table
 from cdi_courier.annotations import comma_list
 from cdi_courier.cdi.edits import edits_to_dict
 from cdi_courier.cdi.registry import EXTENSIONS
@@ -41,7 +41,8 @@ class Compiled:
     """What was compiled, and what it was compiled from.
 
     document: the table's file. settled: whether nothing changed meanwhile or just before; otherwise a reader
-    could not tell the states apart, and the document must not be kept.
+    could not tell the states apart, and the document must not be kept. began_ns: the clock before anything
+    was looked at.
     """
 
     document: Mapping[str, Any]
@@ -49,6 +50,7 @@ class Compiled:
     settings: Settings
     injector: Injector
     snapshot: Snapshot
+    began_ns: int
 
 
 def settings_place(config: Path | None) -> str:
@@ -79,6 +81,7 @@ def compile_table(place: str) -> Compiled:
         settings,
         injector,
         snapshot,
+        now,
     )
 
 
@@ -110,6 +113,19 @@ def write(compiled: Compiled, path: str) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def write_patterns(compiled: Compiled) -> bool:
+    """Tell the gate of the runtime wrapper, where one is installed, which annotations count now.
+
+    As `patterns.write`, also what it raises.
+    """
+    return patterns.write(
+        compiled.settings.oci_hook.gate_dir,
+        compiled.document["settings"],
+        compiled.injector.families,
+        compiled.began_ns,
+    )
 
 
 def injector_of(settings: Settings) -> Injector:

@@ -35,14 +35,23 @@ class Edited:
     """An answer that changes the config.
 
     config: the new one. names: of the devices put in; empty if they were skipped because of `skipped`.
+    env: the variables put in, ``NAME=value``, also those that the config had already.
     """
 
-    __slots__ = ("config", "names", "skipped")
+    __slots__ = ("config", "env", "names", "skipped")
 
-    def __init__(self, config: Json, names: Iterable[str], skipped: CourierError | None = None) -> None:
+    def __init__(
+        self,
+        config: Json,
+        names: Iterable[str],
+        skipped: CourierError | None = None,
+        *,
+        env: Iterable[str] = (),
+    ) -> None:
         self.config = config
         self.names = tuple(names)
         self.skipped = skipped
+        self.env = tuple(env)
 
 
 def request_of(
@@ -100,22 +109,39 @@ def put_in(config: Json, names: Iterable[str], edits: Json, *, nested: bool = Fa
     same path, so one of another path becomes a bind mount.
 
     A hook that the config has already, to the letter, is not added: the engine may have injected the device
-    itself. Everything else in edits replaces its like. Raises `CdiError` ``CDI017``, ``CDI018``.
+    itself. Nor are cgroup rules that are the config's last ones already, so that editing twice is editing
+    once. Everything else in edits replaces its like. Raises `CdiError` ``CDI017``, ``CDI018``.
     """
     names = tuple(names)
     wanted = edits.get("hooks")
     if wanted:
         edits = {**edits, "hooks": [hook for hook in wanted if not _has_hook(config, hook)]}
     edited = apply_edits(config, edits)
+    _drop_repeated_rules(config, edited)
     bound = _of_another_path(edits.get("deviceNodes") or [])
     if bound and (nested or has_user_namespace(edited)):
         _bind_nodes(edited, bound)
-    return Edited(_marked(edited, "injected:" + ",".join(names)), names)
+    return Edited(_marked(edited, "injected:" + ",".join(names)), names, env=edits.get("env") or ())
 
 
 def skip(config: Json, error: CourierError) -> Edited:
     """The config without devices, because the settings say so, and with the marker that says why."""
     return Edited(_marked({**config}, f"skipped:{error.code}"), (), error)
+
+
+def _drop_repeated_rules(config: Json, edited: Json) -> None:
+    """Take the appended cgroup rules away if the config ended with just these: the last match decides."""
+    before, after = _rules(config), _rules(edited)
+    added = len(after) - len(before)
+    if 0 < added <= len(before) and after[-added:] == before[-added:]:
+        del after[-added:]
+
+
+def _rules(config: Json) -> list[Any]:
+    found: Any = config
+    for key in ("linux", "resources", "devices"):
+        found = found.get(key) if isinstance(found, dict) else None
+    return found if isinstance(found, list) else []
 
 
 def _of_another_path(nodes: Iterable[Json]) -> dict[str, str]:

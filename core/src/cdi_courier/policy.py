@@ -6,8 +6,6 @@ part: a pattern never spans the ``/`` or the ``=``.
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
-
 from cdi_courier.errors import PolicyDenied, quoted
 from cdi_courier.names import split_device
 
@@ -89,10 +87,7 @@ class Rule:
         if self._any_device:
             return True
         vendor, class_, name = split_device(device)
-        return any(
-            fnmatchcase(vendor, v) and fnmatchcase(class_, c) and fnmatchcase(name, n)
-            for v, c, n in self.devices
-        )
+        return any(_match(vendor, v) and _match(class_, c) and _match(name, n) for v, c, n in self.devices)
 
 
 # The last rule, always present: the namespaces in which the GPU operator's own pods and node agents live.
@@ -184,7 +179,16 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _matches(text: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(text, pattern) for pattern in patterns)
+    return any(_match(text, pattern) for pattern in patterns)
+
+
+def _match(text: str, pattern: str) -> bool:
+    if _is_plain(pattern):
+        return text == pattern
+    # Only where a rule has globs: fnmatch loads re, which takes as long as the interpreter.
+    from fnmatch import fnmatchcase
+
+    return fnmatchcase(text, pattern)
 
 
 def _literal(text: str) -> str:

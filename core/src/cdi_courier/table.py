@@ -13,10 +13,10 @@ The file is a JSON object: ``format``, ``settings`` (`Table.settings`), ``signat
 from __future__ import annotations
 
 import errno
-import json
 import os
 import stat
 
+from cdi_courier import fastjson
 from cdi_courier.annotations import comma_list
 from cdi_courier.policy import Policy, Rule
 from cdi_courier.signature import directory_identity, look_at_file, names_in
@@ -108,7 +108,7 @@ def read(path: str, settings: str) -> Table | None:
     if data is None:
         return None
     try:
-        document = json.loads(data)
+        document = fastjson.loads(data)
         if document["format"] != FORMAT or document["settings"] != settings:
             return None
         recorded = document["signature"]

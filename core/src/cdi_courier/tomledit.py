@@ -1,12 +1,13 @@
 """Small edits of TOML text that leave every other byte alone.
 
-Strings of an array at the document's root are put in and taken out by a scanner that splices the text, so
-that nothing else can change; `remove` takes out keys anywhere, by tomlkit. Every result is read back and
+Strings are put in and taken out by a scanner that splices the text, so that nothing else can change; `remove`
+takes out keys anywhere, by tomlkit. Every result is read back and
 compared with what was meant before it is returned. It must not know whose files these are.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import re
 import tomllib
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from cdi_courier.errors import CourierError, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 Key = tuple[str, ...]
 
@@ -148,20 +149,85 @@ def take_out(data: bytes, key: str, value: str, *, keep: bool) -> bytes:
     return _checked(data, edited, lambda d: d[key].remove(value), f"{value} taken out of {key}")
 
 
+def put(data: bytes, key: Key, value: str) -> bytes:
+    """The document with the string at `key`, in place of what is there.
+
+    A key that is new comes first in its table, which is added at the end where there is none. Raises
+    `CourierError` ``CHG006``.
+    """
+    text, newline = _text(data), _newline(data)
+    header = 0  # where the table's own statements begin
+    literal = quoted(value, None)
+    for path, _, start, end in _statements(text):
+        if path == key:
+            edited = text[:start] + literal + text[end:]
+            break
+        if start == end and path == key[:-1]:
+            header = end
+    else:
+        name = _literal_key(key[-1:])
+        if header:
+            line_end = text.find("\n", header)
+            head, tail = (
+                (text + newline, "") if line_end < 0 else (text[: line_end + 1], text[line_end + 1 :])
+            )
+            edited = f"{head}{name} = {literal}{newline}{tail}"
+        else:
+            edited = _end(text, newline) + f"[{_literal_key(key[:-1])}]{newline}{name} = {literal}{newline}"
+
+    def change(document: dict[str, Any]) -> None:
+        for part in key[:-1]:
+            document = document.setdefault(part, {})
+        document[key[-1]] = value
+
+    return _checked(data, edited, change, f"{key[-1]} set")
+
+
+def add_table(data: bytes, key: Key, table: Mapping[str, Any]) -> bytes:
+    """The document with a new table at its end. Raises `CourierError` ``CHG006``."""
+    import tomlkit
+
+    text, newline = _text(data), _newline(data)
+    outer = tomlkit.document()
+    inner: Any = outer
+    for part in key[:-1]:
+        below = tomlkit.table(is_super_table=True)
+        inner.add(tomlkit.key(part), below)
+        # What was added is not always the same object.
+        inner = inner[part]
+    inner.add(tomlkit.key(key[-1]), tomlkit.item(dict(table)))
+    lines = tomlkit.dumps(outer).rstrip("\n").split("\n")
+    edited = _end(text, newline) + newline.join([*lines, ""])
+
+    def change(document: dict[str, Any]) -> None:
+        for part in key[:-1]:
+            document = document.setdefault(part, {})
+        if key[-1] in document:
+            raise _impossible(f"it has a table {key[-1]} already")
+        document[key[-1]] = dict(table)
+
+    return _checked(data, edited, change, f"table {key[-1]} added")
+
+
 def remove(data: bytes, keys: Sequence[Key], original: dict[str, Any]) -> bytes:
     """The document with each of `keys` as `original` has it: without it, or with its value of then.
 
-    A table that becomes empty stays. Raises `CourierError` ``CHG006``.
+    A table that becomes empty goes too, unless `original` has it. Raises `CourierError` ``CHG006``.
     """
-    import tomlkit
 
     def edit(document: Any) -> None:
         for key in keys:
             _restore(document, key, original)
 
-    text = _text(data)
+    meant = _document(data)
+    edit(meant)
+    with contextlib.suppress(CourierError):
+        return _checked(data, _cut(_text(data), meant, original, keys), edit, "our keys taken out")
+    # Inline tables, and values of then that are no strings.
+    import tomlkit
+
     try:
-        document = tomlkit.parse(text)
+        document = tomlkit.parse(_text(data))
         edit(document)
         edited = tomlkit.dumps(document)
     except Exception as error:  # noqa: BLE001 - tomlkit fails in many ways on tables in pieces
@@ -169,18 +235,43 @@ def remove(data: bytes, keys: Sequence[Key], original: dict[str, Any]) -> bytes:
     return _checked(data, edited, edit, "our keys taken out")
 
 
+def _cut(text: str, meant: Any, original: Any, keys: Sequence[Key]) -> str:
+    """The text without the statements of what is not in `meant`, and with strings of `keys` as in it."""
+    cuts: list[tuple[int, int, str]] = []
+    for path, begin, start, end in _statements(text):
+        value = _at(meant, path)
+        if value is None:
+            line, line_end = text.rfind("\n", 0, begin) + 1, text.find("\n", end)
+            if start == end and re.search(r"\n\r?\n\Z", text[:line]):
+                # Before a table's header the blank line goes as well.
+                line = text.rfind("\n", 0, line - 1) + 1
+            cuts.append((line, len(text) if line_end < 0 else line_end + 1, ""))
+        elif path in keys and isinstance(value, str) and _at(original, path) == value:
+            cuts.append((start, end, quoted(value, None)))
+    for begin, end, instead in reversed(cuts):
+        text = text[:begin] + instead + text[end:]
+    return text
+
+
+def _at(document: Any, key: Key) -> Any:
+    for part in key:
+        document = document.get(part) if isinstance(document, dict) else None
+    return document
+
+
 def _restore(document: Any, key: Key, original: Any) -> None:
-    tables = [document]
-    for part in key[:-1]:
-        table = tables[-1].get(part)
-        if not isinstance(table, dict):
-            return
-        tables.append(table)
-        original = original.get(part, {}) if isinstance(original, dict) else {}
-    if isinstance(original, dict) and key[-1] in original:
-        tables[-1][key[-1]] = original[key[-1]]
-        return
-    tables[-1].pop(key[-1], None)
+    name, *rest = key
+    there = isinstance(original, dict) and name in original
+    if rest:
+        inner = document.get(name)
+        if isinstance(inner, dict):
+            _restore(inner, tuple(rest), original[name] if there else None)
+            if not inner and not there:
+                document.pop(name)
+    elif there:
+        document[name] = original[name]
+    else:
+        document.pop(name, None)
 
 
 def _text(data: bytes) -> str:
@@ -257,6 +348,51 @@ def _find(text: str, key: Key) -> tuple[int, int, int] | None:
     return None
 
 
+def _statements(text: str) -> Iterator[tuple[Key, int, int, int]]:
+    """Each statement: its absolute key, and the begin of it and of its value, and the value's end.
+
+    A table's header is one without a value, whose begin and end are both where the header ends. What stands
+    in arrays of tables is left out.
+    """
+    table: Key = ()
+    at, skipped = 0, False
+    while at < len(text):
+        token = _TOKEN.match(text, at)
+        assert token is not None  # noqa: S101 - the last alternative matches any character
+        if token.lastgroup in ("blank", "comment", "newline"):
+            at = token.end()
+            continue
+        if token.lastgroup == "open":
+            end = _value_end(text, at)
+            skipped = text.startswith("[[", at)
+            table = () if skipped else _path(tomllib.loads(text[at:end]))
+            if not skipped:
+                yield table, at, end, end
+            at = end
+            continue
+        begin = at
+        while token.lastgroup != "equals":
+            token = _TOKEN.match(text, token.end())
+            assert token is not None  # noqa: S101 - what is TOML has an = here
+        name = tomllib.loads(f"{text[begin : token.start()]} = 0")
+        blank = re.compile(r"[ \t]*").match(text, token.end())
+        start = blank.end() if blank else token.end()
+        at = _value_end(text, start)
+        if not skipped:
+            yield (*table, *_path(name)), begin, start, at
+
+
+def _literal_key(key: Key) -> str:
+    return ".".join(part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else quoted(part, None) for part in key)
+
+
+def _end(text: str, newline: str) -> str:
+    """The text, ready for another table behind a blank line."""
+    if not text:
+        return ""
+    return text + ("" if text.endswith("\n") else newline) + newline
+
+
 def _value_end(text: str, at: int) -> int:
     depth, end = 0, at
     while (token := _TOKEN.match(text, at)) is not None:
@@ -272,7 +408,7 @@ def _value_end(text: str, at: int) -> int:
 
 def _path(name: Any) -> Key:
     parts = []
-    while isinstance(name, dict):
+    while isinstance(name, dict) and name:
         ((part, name),) = name.items()
         parts.append(part)
     return tuple(parts)

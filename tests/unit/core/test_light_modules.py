@@ -14,6 +14,8 @@ SOURCE = Path(cdi_courier.__file__).parents[1]
 LIGHT = (
     "errors",
     "names",
+    "fastjson",
+    "patterns",
     "request",
     "annotations",
     "policy",

@@ -27,8 +27,8 @@ LIGHT = {
     "cdi_courier",
     "cdi_courier_oci_hook",
     *(f"cdi_courier.{n}" for n in ("annotations", "editing", "errors", "names", "oci", "policy", "request")),
-    *(f"cdi_courier.{n}" for n in ("signature", "table")),
-    *(f"cdi_courier_oci_hook.{n}" for n in ("log", "precreate")),
+    *(f"cdi_courier.{n}" for n in ("fastjson", "signature", "table")),
+    *(f"cdi_courier_oci_hook.{n}" for n in ("entry", "log", "precreate")),
 }
 
 

@@ -109,7 +109,7 @@ def _handler(
     tables: _Tables = {}
     if settings.oci_hook.handler_mode == "default":
         tables[_RUNTIME] = {"default_runtime": name}
-    tables[(*_RUNTIME, "runtimes", name)] = dropin.clone(table, files[0].path)
+    tables[(*_RUNTIME, "runtimes", name)] = dropin.clone(table, files[-1].path)
     comments = (
         f"Handler {base} as CRI-O has it, but for runtime_path: the wrapper runs {real}.",
         "After a change of that handler run `cdi-courier install` again.",

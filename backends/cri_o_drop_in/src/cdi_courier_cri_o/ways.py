@@ -6,11 +6,14 @@ import importlib.util
 import os
 from typing import TYPE_CHECKING, Final
 
+from attrs import evolve
+
 if TYPE_CHECKING:
     from cdi_courier.changes import FileChange
     from cdi_courier.settings import Settings
 
-KIND: Final = "cri-o"
+_KIND: Final = "cri-o"
+_GATE: Final = "cdi-courier-cri-o"
 
 
 def has_nri() -> bool:
@@ -19,17 +22,21 @@ def has_nri() -> bool:
 
 
 def gate_files(settings: Settings, real: str) -> tuple[FileChange, ...]:
-    """The runtime wrapper in front of `real`, an absolute path; the first one is the program itself."""
+    """The runtime wrapper in front of `real`, an absolute path; the last one is the program itself.
+
+    Raises `CourierError` as `cdi_courier_oci_hook.gate.files`.
+    """
     from cdi_courier_oci_hook import gate
 
-    return tuple(gate.files(settings, settings.oci_hook.handler, real, kind=KIND))
+    changes = gate.files(settings, _GATE, real, kind=_KIND)
+    return tuple(evolve(change, held=True, rewritten=True) for change in changes)
 
 
 def hook_files(settings: Settings, directory: str) -> tuple[FileChange, ...]:
     """The ``createRuntime`` hook, in a directory that CRI-O watches."""
     from cdi_courier_oci_hook import hooksd
 
-    return tuple(hooksd.files(settings, directory, kind=KIND))
+    return tuple(hooksd.files(settings, directory, kind=_KIND))
 
 
 def real_of(path: str) -> str:

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from typing import TYPE_CHECKING, Final
 
-import cdi_courier
 from cdi_courier.errors import HostError, quoted
-from cdi_courier.settings import SYSTEM_DIR
 
-from . import precreate
+from . import installation, precreate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -95,15 +92,14 @@ def _must_count(runtime: Runtime, dirs: Sequence[str]) -> None:
 
 def _hook(settings: Settings, families: Sequence[KeyFamily]) -> bytes:
     installed = precreate.Installed(
-        interpreter=sys.executable,
-        settings=_settings_place(settings),
+        interpreter=installation.interpreter(),
+        settings=installation.settings_place(settings),
         state_dir=settings.service.state_dir,
         log=settings.oci_hook.log,
         origin="local",
     )
-    script = precreate.command(installed, _package_path())
-    # The program itself: a link of a virtual environment or a version manager's shim costs more.
-    program = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+    script = precreate.command(installed, installation.package_path())
+    program = installation.bare_interpreter()
     told = "journalctl -t cdi-courier" if settings.oci_hook.log == "journal" else settings.oci_hook.log
     document = {
         "version": "1.0.0",
@@ -142,15 +138,3 @@ def _keys(families: Sequence[KeyFamily]) -> list[str]:
 def _any_of(keys: Sequence[str]) -> str:
     """A regular expression of Go's that matches exactly these."""
     return "^(" + "|".join("".join(f"\\{c}" if c in _META else c for c in key) for key in keys) + ")$"
-
-
-def _settings_place(settings: Settings) -> str:
-    """Where the settings came from: the one file of ``--config``, else the system's folder."""
-    own = [path for path in settings.files if not path.startswith(f"{SYSTEM_DIR}/")]
-    return os.path.abspath(own[0]) if own else f"{SYSTEM_DIR}/"
-
-
-def _package_path() -> list[str]:
-    """The folders of the core's package and of this one: two where they are installed editable."""
-    files = [os.path.abspath(str(module.__file__)) for module in (cdi_courier, precreate)]
-    return list(dict.fromkeys(os.path.dirname(os.path.dirname(path)) for path in files))

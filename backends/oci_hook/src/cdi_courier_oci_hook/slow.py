@@ -8,41 +8,46 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from cdi_courier import compiling, editing, table
 from cdi_courier.cdi.edits import edits_to_dict
 from cdi_courier.injector import Injection
 
-from . import precreate
+from . import precreate, wrapper
 
 if TYPE_CHECKING:
-    from .precreate import Installed
+    from collections.abc import Sequence
+
+    from cdi_courier.request import ContainerRequest
+
+    from .entry import Installed
+    from .wrapper import Wrapped
 
 
-def main(installed: Installed) -> NoReturn:
+def precreate_main(installed: Installed, _: Sequence[str]) -> NoReturn:
     """Answer stdin and end the process."""
-    os._exit(precreate.respond(lambda data: answer(data, installed), installed))
+    os._exit(precreate.respond(lambda data: precreate.answer(data, installed, decide), installed))
 
 
-def answer(data: bytes, installed: Installed) -> bytes:
-    """The config to print for the config `data`; the same bytes if the container asks for nothing.
+def wrapper_main(installed: Wrapped, argv: Sequence[str]) -> NoReturn:
+    """Do what the runtime was called for, or refuse, and end the process."""
+    os._exit(wrapper.answer(installed, argv, decide))
 
-    Raises `CourierError`.
-    """
-    config = precreate.parse(data)
-    request = editing.request_of(config, installed.origin)
+
+def decide(config: dict[str, Any], request: ContainerRequest, installed: Installed) -> editing.Edited | None:
+    """What the full pipeline says; None if the container asks for nothing. Raises `CourierError`."""
     compiled = compiling.compile_table(installed.settings)
     installed.log = compiled.settings.oci_hook.log
-    # Without a table every container takes this way, which is only slower.
+    # Without a table, or with patterns that look old, every container takes this way, which is only slower.
     with contextlib.suppress(OSError, ValueError):
         compiling.write(compiled, table.place(installed.state_dir))
+    with contextlib.suppress(OSError):
+        compiling.write_patterns(compiled)
     result = compiled.injector.inject(request)
     if result is None:
-        return data
+        return None
     if isinstance(result, Injection):
         nested = table.outer_uid() is not None
-        edited = editing.put_in(config, result.names, edits_to_dict(result.edits), nested=nested)
-    else:
-        edited = editing.skip(config, result.error)
-    return precreate.render(edited, installed)
+        return editing.put_in(config, result.names, edits_to_dict(result.edits), nested=nested)
+    return editing.skip(config, result.error)

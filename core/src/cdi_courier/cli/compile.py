@@ -7,8 +7,9 @@ import json
 import click
 
 from cdi_courier import table
-from cdi_courier.compiling import compile_settled, settings_place, write
+from cdi_courier.compiling import compile_settled, settings_place, write, write_patterns
 from cdi_courier.errors import HostError, quoted
+from cdi_courier.patterns import NAME
 
 
 @click.command("compile")
@@ -27,13 +28,16 @@ def compile_(context: click.Context, *, to_stdout: bool) -> None:
     path = table.place(compiled.settings.service.state_dir)
     try:
         write(compiled, path)
+        with_patterns = write_patterns(compiled)
     except OSError as error:
         raise HostError(
             "HOK001",
-            f"the table {quoted(path, None)} cannot be written: {error.strerror}",
+            f"the table {quoted(path, None)} or the gate's patterns cannot be written: {error.strerror}",
             "run as root, or set [service] state_dir",
             file=path,
         ) from None
     except ValueError as error:
         raise HostError("HOK001", f"the table is not written: {error}", "do it again later") from None
     click.echo(f"wrote {path}: {len(compiled.document['devices'])} devices")
+    if with_patterns:
+        click.echo(f"wrote {compiled.settings.oci_hook.gate_dir}/{NAME}: what the runtime wrapper looks for")

@@ -11,7 +11,7 @@ import click
 from attrs import frozen
 
 from cdi_courier import changes
-from cdi_courier.cli import settings_of
+from cdi_courier.cli import held, settings_of
 from cdi_courier.errors import CourierError, HostError, PluginError, quoted
 from cdi_courier.plugins import Plugins, discover
 
@@ -245,14 +245,14 @@ def _do(job: _Job, settings: Settings, *, dry_run: bool, restart: bool, canary: 
         run_restart(plan.restart)
     except HostError as error:
         if steps:
-            _take_back(plan, error)
+            _take_back(plan, settings, error)
         raise
     runtime = _look_again(job, settings)
     try:
         _prove(job, runtime, settings, canary=canary)
     except CourierError as error:
         if steps and canary:
-            _take_back(plan, error)
+            _take_back(plan, settings, error)
         raise
     click.echo(f"{plan.runtime}: {plan.backend} can serve it")
 
@@ -271,11 +271,15 @@ def _prove(job: _Job, runtime: Runtime, settings: Settings, *, canary: bool) -> 
         click.echo(f"{runtime.key}: {job.plan.backend} has no canary; nothing more was tried")
 
 
-def _take_back(plan: ChangeSet, error: CourierError) -> NoReturn:
+def _take_back(plan: ChangeSet, settings: Settings, error: CourierError) -> NoReturn:
     """Undo the installation that the runtime does not start or work with, start it without, and say so."""
-    for manifest in changes.installed(changes.FOLDER):
-        if (manifest.backend, manifest.runtime) == (plan.backend, plan.runtime):
-            changes.undo(manifest, folder=changes.FOLDER)
+    mine = [
+        manifest
+        for manifest in changes.installed(changes.FOLDER)
+        if (manifest.backend, manifest.runtime) == (plan.backend, plan.runtime)
+    ]
+    for manifest in mine:
+        changes.undo(manifest, folder=changes.FOLDER, keep=held.of(manifest))
     outcome = "what had been written is taken back"
     try:
         run_restart(plan.restart)
@@ -283,6 +287,12 @@ def _take_back(plan: ChangeSet, error: CourierError) -> NoReturn:
         outcome += f", and the restart fails without it too: {second.message}"
     else:
         outcome += ", and the runtime was restarted without it"
+    for manifest in mine:
+        try:
+            if held.of(manifest):
+                held.finish(manifest, settings)
+        except CourierError as third:
+            outcome += f"; {third.message}"
     raise HostError(error.code, f"{error.message}; {outcome}", error.hint) from None
 
 

@@ -1,4 +1,8 @@
-"""``cdi-courier uninstall``: put back what ``install`` changed; without asking the runtime or the backend."""
+"""``cdi-courier uninstall``: put back what ``install`` changed, by the manifest and without the backend.
+
+A file that containers depend on is the last to go: nothing is undone while a container needs it, and it stays
+as long as a runtime that runs would call it, which is until that is restarted.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,13 @@ from typing import TYPE_CHECKING
 import click
 
 from cdi_courier import changes
-from cdi_courier.cli import settings_of
+from cdi_courier.cli import held, settings_of
 from cdi_courier.cli.install import modes, run_restart, show
 from cdi_courier.errors import CourierError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cdi_courier.changes import Manifest
     from cdi_courier.settings import Settings
 
@@ -36,7 +42,8 @@ def uninstall(
 ) -> None:
     """Put every file back as it was before `cdi-courier install`.
 
-    From a file that was changed since, only what cdi-courier added is taken out.
+    From a file that was changed since, only what cdi-courier added is taken out. Nothing is done while a
+    container still uses a wrapper that is installed.
     """
     modes(dry_run=dry_run, apply=restart, no_restart=no_restart)
     settings = settings_of(context)
@@ -60,13 +67,30 @@ def uninstall(
 def _do(manifest: Manifest, settings: Settings, *, dry_run: bool, restart: bool, force: bool) -> None:
     own = settings.runtimes.get(manifest.runtime)
     command = own.restart if own is not None and own.restart else manifest.restart
-    show(changes.preview_undo(manifest, force=force))
+    held.must_be_unused(manifest)
+    # What the daemon that runs would call goes only after its restart.
+    kept = held.called(manifest, settings)
+    show(changes.preview_undo(manifest, force=force, keep=kept))
     if dry_run:
         return
-    for step in changes.undo(manifest, folder=changes.FOLDER, force=force):
-        click.echo(f"{manifest.runtime}: {'removed' if step.after is None else 'put back'} {step.path}")
-    click.echo(f"{manifest.runtime}: {manifest.backend} is uninstalled")
-    if command and restart:
+    _tell(manifest, changes.undo(manifest, folder=changes.FOLDER, force=force, keep=kept))
+    # If only such files were left, the others are put back since an earlier call.
+    effective = not kept and any(entry.held for entry in manifest.entries)
+    effective = effective and all(entry.held or entry.rewritten for entry in manifest.entries)
+    if not kept:
+        click.echo(f"{manifest.runtime}: {manifest.backend} is uninstalled")
+    if command and restart and not effective:
         run_restart(command)
-    elif command:
+        if kept:
+            _tell(manifest, held.finish(manifest, settings, force=force))
+            click.echo(f"{manifest.runtime}: {manifest.backend} is uninstalled")
+    elif kept:
+        click.echo(f"{manifest.runtime}: to make it effective: {command or 'restart the runtime'}")
+        click.echo(f"{manifest.runtime}: then again: cdi-courier uninstall, which removes {', '.join(kept)}")
+    elif command and not effective:
         click.echo(f"{manifest.runtime}: to make it effective: {command}")
+
+
+def _tell(manifest: Manifest, steps: Sequence[changes.Step]) -> None:
+    for step in steps:
+        click.echo(f"{manifest.runtime}: {'removed' if step.after is None else 'put back'} {step.path}")

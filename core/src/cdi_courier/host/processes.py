@@ -27,6 +27,15 @@ def command_line(root: Root, pid: int | None) -> list[str]:
     return []
 
 
+def environment(root: Root, pid: int) -> dict[str, str]:
+    """The process's variables as it was started; none if it has gone, or is not ours to look into."""
+    with contextlib.suppress(OSError, HostError):
+        data = root.read(f"/proc/{pid}/environ", _LIMIT)
+        pairs = (os.fsdecode(word).partition("=") for word in data.split(b"\0"))
+        return {name: value for name, equals, value in pairs if equals}
+    return {}
+
+
 def named(root: Root, names: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
     """(PID, arguments) of each process whose program has one of the names."""
     with contextlib.suppress(OSError):

@@ -1,0 +1,40 @@
+"""Where this installation of the product lies, for what installers bake in.
+
+Not for processes of a container.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import cdi_courier
+from cdi_courier.settings import SYSTEM_DIR
+
+from . import entry
+
+if TYPE_CHECKING:
+    from cdi_courier.settings import Settings
+
+
+def settings_place(settings: Settings) -> str:
+    """Where the settings came from: the one file of ``--config``, else the system's folder."""
+    own = [path for path in settings.files if not path.startswith(f"{SYSTEM_DIR}/")]
+    return os.path.abspath(own[0]) if own else f"{SYSTEM_DIR}/"
+
+
+def package_path() -> list[str]:
+    """The folders of the core's package and of this one: two where they are installed editable."""
+    files = [os.path.abspath(str(module.__file__)) for module in (cdi_courier, entry)]
+    return list(dict.fromkeys(os.path.dirname(os.path.dirname(path)) for path in files))
+
+
+def interpreter() -> str:
+    """The Python that has all that the product needs."""
+    return sys.executable
+
+
+def bare_interpreter() -> str:
+    """The program itself: a link of a virtual environment or a version manager's shim costs more."""
+    return os.path.realpath(getattr(sys, "_base_executable", sys.executable))

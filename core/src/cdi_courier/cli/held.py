@@ -1,0 +1,78 @@
+"""Files that containers depend on, such as a runtime wrapper: whether they may go yet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cdi_courier import changes
+from cdi_courier.errors import HostError, quoted
+from cdi_courier.host import gate_users
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cdi_courier.changes import Manifest
+    from cdi_courier.settings import Settings
+
+_MOST_NAMED = 20
+
+
+def of(manifest: Manifest) -> tuple[str, ...]:
+    """The paths of those that the manifest knows."""
+    return tuple(entry.path for entry in manifest.entries if entry.held)
+
+
+def must_be_unused(manifest: Manifest) -> None:
+    """Raises `HostError` ``CHG011`` if a container needs one of them, or if that cannot be told."""
+    files = [entry.path for entry in manifest.entries]
+    for path in of(manifest):
+        try:
+            users = gate_users.users(path, files)
+        except OSError as error:
+            raise HostError(
+                "CHG011", f"cannot tell which containers use {quoted(path, None)}: {error}", "run as root"
+            ) from None
+        if users:
+            raise _used(path, users)
+
+
+def called(manifest: Manifest, settings: Settings) -> tuple[str, ...]:
+    """Those that a runtime that runs would call for its next container, as far as can be told."""
+    from cdi_courier.host.describe import describe
+
+    paths = of(manifest)
+    if not paths:
+        return ()
+    found = set()
+    for runtime in describe(settings).runtimes:
+        handlers = runtime.get("handlers")
+        if handlers is None and runtime.key == manifest.runtime:
+            return paths  # it is there, and did not tell
+        found |= {handler["path"] for handler in (handlers or {}).values()}
+    return tuple(path for path in paths if path in found)
+
+
+def finish(manifest: Manifest, settings: Settings, *, force: bool = False) -> tuple[changes.Step, ...]:
+    """Remove what was kept, after a restart. Raises `HostError` ``CHG011``, ``CHG013`` where it must stay."""
+    must_be_unused(manifest)
+    still = called(manifest, settings)
+    if still:
+        raise HostError(
+            "CHG013",
+            f"{quoted(still[0], None)} stays, because {manifest.runtime} still calls it",
+            "see whether it was restarted, then run `cdi-courier uninstall` again",
+        )
+    return changes.undo(manifest, folder=changes.FOLDER, force=force)
+
+
+def _used(path: str, users: Sequence[str]) -> HostError:
+    shown = ", ".join(users[:_MOST_NAMED])
+    if len(users) > _MOST_NAMED:
+        shown += f" and {len(users) - _MOST_NAMED} more"
+    count = "1 container uses" if len(users) == 1 else f"{len(users)} containers use"
+    return HostError(
+        "CHG011",
+        f"{count} {quoted(path, None)}, so nothing is taken back: {shown}",
+        'remove them first; with [oci_hook] handler_mode = "named", another install and a restart, new '
+        "containers do without it",
+    )

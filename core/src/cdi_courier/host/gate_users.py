@@ -1,0 +1,233 @@
+"""Which containers depend on a gate: a runtime wrapper whose path their runtime has noted for them.
+
+A gate that is removed too early leaves containers that can be neither entered nor stopped (contracts
+hooks-and-runtimes.md c.2, runtimes-verified.md A3). So this is asked before one is removed: by commands, and
+as ``python3 -I -S gate_users.py GATE [FILE…]`` by package scripts, which may not have the product any more.
+It imports only the standard library, asks no daemon, and reads what the runtimes have written.
+
+It must not know how a gate is installed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from typing import Any
+
+    # gate, configuration files → containers
+    Source = Callable[[str, Sequence[str]], Iterable[str]]
+
+_CONTAINERD_STATES = (
+    "/run/containerd",
+    "/run/docker/containerd/daemon",
+    "/run/k3s/containerd",
+    "/run/k0s/containerd",
+    "/var/snap/microk8s/common/run/containerd",
+)
+_TASKS = "/io.containerd.runtime.v2.task"
+_DOCKER_CONFIG = "/etc/docker/daemon.json"
+_DOCKER_ROOT = "/var/lib/docker"
+_CRI = "io.kubernetes.cri."
+_CRIO_CONFIG = "/etc/crio/crio.conf"
+_CRIO_DROP_INS = "/etc/crio/crio.conf.d"
+_CRIO_STORES = ("/run/containers/storage", "/var/lib/containers/storage")
+_CRIO = "io.kubernetes.cri-o."
+
+
+def users(gate: str, configurations: Sequence[str] = ()) -> tuple[str, ...]:
+    """The containers that need the gate, each as a person knows it, sorted; none if it may go.
+
+    gate: its absolute path. configurations: runtimes' files that may name it, besides the usual ones.
+    Raises `OSError` where it cannot be told, for want of permission.
+    """
+    return tuple(sorted({user for source in SOURCES for user in source(gate, configurations)}))
+
+
+# --- containerd ----------------------------------------------------------------------------------------
+
+
+def containerd(gate: str, _: Sequence[str]) -> Iterator[str]:
+    """Tasks of every containerd, Docker's included, whose bundle notes the gate.
+
+    The shim writes the low-level runtime's path into the bundle when it creates the task, and the bundle goes
+    with the task. The CRI deletes a task as soon as it ends: what is left of such a container in the CRI
+    needs no low-level runtime any more.
+    """
+    for state in _states():
+        for namespace in _entries(state + _TASKS):
+            for name in _entries(f"{state}{_TASKS}/{namespace}"):
+                bundle = f"{state}{_TASKS}/{namespace}/{name}"
+                if _same(_noted(bundle), gate):
+                    yield _task(bundle, namespace, name)
+
+
+def _states() -> Iterator[str]:
+    """The state folders of the containerds of this host: the usual ones, and those that are seen in use."""
+    found = {os.path.realpath(path) for path in _CONTAINERD_STATES}
+    # A shim's working directory is the bundle of its first task; every running task has its root mounted.
+    seen = [_link(f"/proc/{entry}/cwd") for entry in _entries("/proc") if entry.isdigit()]
+    with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:
+        seen += [line.split(" ", 2)[1] for line in file if _TASKS in line]
+    found |= {path.partition(_TASKS)[0] for path in seen if _TASKS in path}
+    yield from sorted(found)
+
+
+def _noted(bundle: str) -> str:
+    options = _object(f"{bundle}/options.json")
+    for key in ("binary_name", "binaryName", "BinaryName"):
+        if isinstance(options.get(key), str) and options[key]:
+            return str(options[key])
+    return (_read(f"{bundle}/runtime") or b"").decode(errors="surrogateescape").strip()
+
+
+def _task(bundle: str, namespace: str, name: str) -> str:
+    annotations = _object(f"{bundle}/config.json").get("annotations")
+    told = annotations if isinstance(annotations, dict) else {}
+    pod = [told.get(f"{_CRI}sandbox-{key}") for key in ("namespace", "name")]
+    if all(isinstance(part, str) and part for part in pod):
+        return "/".join([*map(str, pod), str(told.get(f"{_CRI}container-name") or "(sandbox)")])
+    return f"{namespace}/{name}"
+
+
+# --- Docker --------------------------------------------------------------------------------------------
+
+
+def docker(gate: str, configurations: Sequence[str]) -> Iterator[str]:
+    """Containers of Docker, running or not: each notes its runtime by the name that daemon.json defines."""
+    for path in {*configurations, _DOCKER_CONFIG}:
+        document = _object(path) if path.endswith(".json") else {}
+        runtimes = document.get("runtimes")
+        names = {
+            name
+            for name, entry in (runtimes.items() if isinstance(runtimes, dict) else ())
+            if isinstance(entry, dict) and _same(str(entry.get("path") or ""), gate)
+        }
+        root = document.get("data-root") or document.get("graph") or _DOCKER_ROOT
+        if not names or not isinstance(root, str):
+            continue
+        for identity in _entries(f"{root}/containers"):
+            folder = f"{root}/containers/{identity}"
+            if _object(f"{folder}/hostconfig.json").get("Runtime") in names:
+                name = _object(f"{folder}/config.v2.json").get("Name")
+                yield f"docker/{name.lstrip('/') if isinstance(name, str) and name else identity}"
+
+
+# --- CRI-O ---------------------------------------------------------------------------------------------
+
+
+def cri_o(gate: str, configurations: Sequence[str]) -> Iterator[str]:
+    """Pods of CRI-O, running or not, that were created with a handler by name whose program is the gate.
+
+    CRI-O looks the handler up again for everything that it does to them; once that is gone they cannot even
+    be stopped. A pod that got the gate as the default handler notes no handler and takes whichever is the
+    default by then, so that it does not need the gate once CRI-O has been restarted without it.
+    """
+    handlers: set[str] = set()
+    stores = set(_CRIO_STORES)
+    for path in {*configurations, _CRIO_CONFIG, *_below(_CRIO_DROP_INS)}:
+        if path.endswith(".json"):
+            continue
+        main = _toml(path).get("crio")
+        main = main if isinstance(main, dict) else {}
+        stores |= {value for key in ("root", "runroot") if isinstance(value := main.get(key), str)}
+        runtime = main.get("runtime")
+        entries = runtime.get("runtimes") if isinstance(runtime, dict) else None
+        for name, entry in entries.items() if isinstance(entries, dict) else ():
+            if isinstance(entry, dict) and _same(str(entry.get("runtime_path") or ""), gate):
+                handlers.add(name)
+    if not handlers:
+        return
+    for store in stores:
+        # Called after the storage driver: overlay-containers.
+        for folder in (name for name in _entries(store) if name.endswith("-containers")):
+            for identity in _entries(f"{store}/{folder}"):
+                annotations = _object(f"{store}/{folder}/{identity}/userdata/config.json").get("annotations")
+                told = annotations if isinstance(annotations, dict) else {}
+                # Pods' authors can write the handler's annotation, but not into a sandbox.
+                if told.get(f"{_CRIO}ContainerType") == "sandbox" and (
+                    told.get(f"{_CRIO}RuntimeHandler") in handlers
+                ):
+                    pod = [told.get(f"{_CRIO}{key}") for key in ("Namespace", "KubeName")]
+                    known = all(isinstance(part, str) and part for part in pod)
+                    yield "/".join(map(str, pod)) if known else f"cri-o/{identity}"
+
+
+def _below(folder: str) -> Iterator[str]:
+    for path, _, names in os.walk(folder):
+        yield from (os.path.join(path, name) for name in names)
+
+
+def _toml(path: str) -> dict[str, Any]:
+    """The TOML document in the file; an empty one if there is none."""
+    import tomllib
+
+    try:
+        return tomllib.loads((_read(path) or b"").decode())
+    except (ValueError, RecursionError):
+        return {}
+
+
+SOURCES: tuple[Source, ...] = (containerd, docker, cri_o)
+"""One function a runtime."""
+
+
+# --- reading -------------------------------------------------------------------------------------------
+
+
+def _same(path: str, gate: str) -> bool:
+    return bool(path) and (path == gate or os.path.realpath(path) == os.path.realpath(gate))
+
+
+def _entries(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:  # it has ended, or belongs to nobody whose task this could be
+        return ""
+
+
+def _read(path: str) -> bytes | None:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _object(path: str) -> dict[str, Any]:
+    """The JSON object in the file; an empty one if there is none."""
+    try:
+        found = json.loads(_read(path) or b"{}")
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print who uses the gate; 0 if nobody, 1 if somebody, 2 if it cannot be told."""
+    if not arguments:
+        sys.stderr.write("usage: gate_users.py GATE [CONFIGURATION…]\n")
+        return 2
+    try:
+        found = users(arguments[0], arguments[1:])
+    except OSError as error:
+        sys.stderr.write(f"cannot tell who uses {arguments[0]!r}: {error}\n")
+        return 2
+    for user in found:
+        sys.stdout.write(f"{ascii(user)[1:-1]}\n")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
