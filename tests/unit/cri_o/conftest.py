@@ -19,7 +19,7 @@ from cdi_courier.settings import Settings
 from cdi_courier_cri_o import configuration, dryrun, install, ways
 from cdi_courier_cri_o.backend import CriODropInBackend
 
-GATE = "/var/lib/cdi-courier/bin/cdi-courier"
+GATE = "/var/lib/cdi-courier/bin/cdi-courier-cri-o"
 PLAIN = """
 [crio.runtime]
 default_runtime = "runc"
@@ -103,14 +103,8 @@ def tree(root: Path) -> Tree:
     }
 
 
-def stub_ways(monkeypatch: pytest.MonkeyPatch, root: str = "") -> None:
-    """The wrapper and the hook as their package writes them, as far as the drop-in depends on it."""
-    gate = f"{root}{GATE}"
-    monkeypatch.setattr(
-        ways,
-        "gate_files",
-        lambda _, real: (FileChange(gate, f'#!/bin/sh\nexec {real} "$@"\n'.encode(), "a gate", 0o755),),
-    )
+def stub_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hook as its package writes it, as far as the drop-in depends on it."""
     monkeypatch.setattr(
         ways,
         "hook_files",
@@ -118,7 +112,6 @@ def stub_ways(monkeypatch: pytest.MonkeyPatch, root: str = "") -> None:
             FileChange(f"{directory}/cdi-courier.json", b'{"stages": ["createRuntime"]}\n', "a hook"),
         ),
     )
-    monkeypatch.setattr(ways, "real_of", lambda _: "/usr/sbin/runc")
 
 
 @pytest.fixture
@@ -136,7 +129,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     monkeypatch.setattr(dryrun, "program", lambda _: "")
     monkeypatch.setattr(changes, "FOLDER", made.state)
     made.told(oci_hook={"gate_dir": str(tmp_path / "bin")})
-    stub_ways(monkeypatch)
+    stub_hook(monkeypatch)
     return made
 
 

@@ -23,7 +23,7 @@ from cdi_courier_cri_o.backend import CriODropInBackend
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from .conftest import GATE, PLAIN, Site, stub_ways, tree
+from .conftest import GATE, PLAIN, Site, tree
 
 MODES = ["nri", "handler"]
 each_mode = pytest.mark.parametrize("mode", MODES)
@@ -39,11 +39,6 @@ FOREIGN = st.dictionaries(
 )
 
 
-def demanded(site: Site, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    site.told(cri_o_drop_in={"mode": mode})
-    stub_ways(monkeypatch, str(site.root / "host"))
-
-
 # What is written
 
 
@@ -51,10 +46,10 @@ def demanded(site: Site, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(foreign=FOREIGN)
 def test_install_and_uninstall_leave_every_byte_as_it_was(
-    site: Site, monkeypatch: pytest.MonkeyPatch, mode: str, foreign: dict[str, tuple[str, int]]
+    site: Site, mode: str, foreign: dict[str, tuple[str, int]]
 ) -> None:
     """Whatever else lies in the folder is touched neither meanwhile nor afterwards."""
-    demanded(site, mode, monkeypatch)
+    site.told(cri_o_drop_in={"mode": mode})
     for name, (text, permissions) in foreign.items():
         (site.folder / name).write_text(text)
         (site.folder / name).chmod(permissions)
@@ -73,11 +68,9 @@ def test_install_and_uninstall_leave_every_byte_as_it_was(
 
 
 @each_mode
-def test_a_folder_that_is_missing_is_made_and_removed_again(
-    site: Site, monkeypatch: pytest.MonkeyPatch, mode: str
-) -> None:
+def test_a_folder_that_is_missing_is_made_and_removed_again(site: Site, mode: str) -> None:
     """CRI-O reads it at its next start; without our file it is not needed."""
-    demanded(site, mode, monkeypatch)
+    site.told(cri_o_drop_in={"mode": mode})
     site.folder.rmdir()
     site.apply(site.plan())
 
@@ -90,7 +83,12 @@ def test_the_gate_is_there_before_what_refers_to_it(site: Site) -> None:
     """A crash between the two must not leave a default handler without its program."""
     site.told(cri_o_drop_in={"mode": "handler"})
 
-    assert [change.path for change in site.plan().files] == [GATE, str(site.drop_in)]
+    files = site.plan().files
+
+    assert files[-1].path == str(site.drop_in)
+    assert files[-2].path == str(site.root / "bin/cdi-courier-cri-o")
+    assert all(change.held for change in files[:-1])
+    assert not files[-1].held
 
 
 def test_a_handler_by_name_prints_its_runtime_class(site: Site) -> None:
@@ -129,7 +127,9 @@ def test_installing_again_clones_the_original_and_not_the_clone(site: Site) -> N
     assert site.plan().files[-1].content == first
 
 
-def test_the_gates_own_table_stands_for_an_original_that_is_gone(site: Site) -> None:
+def test_the_gates_own_table_stands_for_an_original_that_is_gone(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Then the program behind the gate is the one that the gate knows."""
     site.told(cri_o_drop_in={"mode": "handler"}, oci_hook={"gate_dir": os.path.dirname(GATE)})
     site.live = (
@@ -137,10 +137,11 @@ def test_the_gates_own_table_stands_for_an_original_that_is_gone(site: Site) -> 
         f'runtime_path = "{GATE}"\nruntime_root = "/run/x"\n'
     )
     site.main.write_text('[crio.runtime]\ndefault_runtime = "gone"\n')
+    monkeypatch.setattr(ways, "real_of", lambda path: "/usr/sbin/runc" if path == GATE else "")
     plan = site.plan()
     table = tomllib.loads((plan.files[-1].content or b"").decode())["crio"]["runtime"]["runtimes"]
 
-    assert b"exec /usr/sbin/runc" in (plan.files[0].content or b"")
+    assert b"\nreal=/usr/sbin/runc\n" in (plan.files[-2].content or b"")
     assert table["cdi-courier"] == {"runtime_path": GATE, "runtime_root": "/run/x"}
 
 

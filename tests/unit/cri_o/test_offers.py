@@ -20,7 +20,7 @@ ON = NRI_OFF.replace("enable_nri = false", "enable_nri = true")
 
 def handled(site: Site, **changed: str) -> str:
     """What CRI-O says once the handler is in effect."""
-    gate = site.root / "bin/cdi-courier"
+    gate = site.root / "bin/cdi-courier-cri-o"
     gate.parent.mkdir(exist_ok=True)
     gate.write_text("#!/bin/sh\n")
     gate.chmod(0o755)
@@ -179,8 +179,8 @@ def test_a_socket_that_cri_o_does_not_serve_is_not_nri(site: Site) -> None:
             "runc is the default",
             id="not default",
         ),
-        pytest.param({"/bin/cdi-courier": "/elsewhere/gate"}, "registers", id="somebody else's"),
-        pytest.param({"bin/cdi-courier": "bin/gone"}, "is missing", id="gate gone"),
+        pytest.param({"/bin/cdi-courier-cri-o": "/elsewhere/gate"}, "registers", id="somebody else's"),
+        pytest.param({"bin/cdi-courier-cri-o": "bin/gone"}, "is missing", id="gate gone"),
     ],
 )
 def test_a_handler_is_in_effect_where_it_is_the_default_and_its_gate_is_there(
