@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
-import threading
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,14 +12,13 @@ from typing import Any
 
 import pytest
 from cdi_courier import changes
-from cdi_courier.cli import command
 from cdi_courier.host.model import Fact, Runtime
 from cdi_courier.settings import Settings
 from cdi_courier_nri import install
-from click.testing import CliRunner, Result
 from support import containerd as containerd_module
 from support.containerd import SUITES_1_7, SUITES_2, Binaries
 from support.containerd_files import OFF, VERSION_1, Files
+from support.installing import Restarter, courier, files_of, keep_files
 from support.lab import Lab
 from support.packages import Packages
 from support.scenario import ALL, GRANTED_NAMESPACE, annotated, run, serving, shell, spec
@@ -107,46 +104,11 @@ def test_containerd_17_ignores_the_table_below_a_main_file_of_version_1(
 # The command, on a runtime that pods run in
 
 
-class Restarter:
-    """Restarts a lab's containerd whenever the command that `command` names is run; it waits for the end."""
-
-    def __init__(self, lab: Lab) -> None:
-        self.lab = lab
-        self.ask, self.answer = lab.root / "ask", lab.root / "answer"
-        for path in (self.ask, self.answer):
-            os.mkfifo(path)
-        script = lab.root / "restart"
-        script.write_text(f"#!/bin/sh\necho now > {self.ask}\nexit $(cat {self.answer})\n")
-        script.chmod(0o755)
-        self.command = str(script)
-        self.times = 0
-        self.thread = threading.Thread(target=self._serve)
-
-    def __enter__(self) -> Restarter:
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.ask.write_text("end")
-        self.thread.join()
-
-    def _serve(self) -> None:
-        while self.ask.read_text() != "end":
-            self.times += 1
-            status = 1
-            with contextlib.suppress(containerd_module.RuntimeFailure):
-                self.lab.containerd.restart()
-                status = 0
-            self.answer.write_text(str(status))
-
-
 @pytest.fixture
 def lab(packages: Packages, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     """containerd 1.7 with NRI off, which starts with whatever its file says by then."""
     with Lab(SUITES_1_7, packages=packages, nri=False) as lab:
-        file = lab.containerd.config_file
-        monkeypatch.setattr(lab.containerd, "config", lambda: file.read_text())
-        monkeypatch.setattr(changes, "FOLDER", str(lab.root / "changes"))
+        keep_files(lab, monkeypatch)
         yield lab
 
 
@@ -158,27 +120,6 @@ def listens(path: Path) -> bool:
         except OSError:
             return False
     return True
-
-
-def courier(lab: Lab, restart: str, *arguments: str) -> Result:
-    """Run the command in this process; the description and the choice are the real ones."""
-    own = {"config": lab.containerd.config_file, "endpoint": lab.containerd.socket, "restart": restart}
-    path = lab.settings({"runtimes": {"containerd": own}}, "install.toml")
-    return CliRunner().invoke(command, ["--config", str(path), *arguments])
-
-
-def files_of(lab: Lab) -> dict[str, tuple[int, bytes]]:
-    """containerd's configuration: path → mode and content."""
-    paths = [
-        lab.containerd.config_file,
-        *lab.containerd.root.glob("conf.d/*"),
-        lab.containerd.root / "conf.d",
-    ]
-    return {
-        str(path): (path.stat().st_mode, path.read_bytes() if path.is_file() else b"")
-        for path in paths
-        if path.exists()
-    }
 
 
 def test_install_enables_nri_and_uninstall_disables_it_again(lab: Lab):

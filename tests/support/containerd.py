@@ -24,6 +24,7 @@ from .waiting import WaitTimeoutError, wait_for
 
 SUITES_2 = ("sid", "forky")  # Debian's suites that hold a containerd 2.x, in the order tried
 SUITES_1_7 = ("trixie",)
+SUITES_1_6 = ("bookworm",)
 
 _START = 30.0  # seconds; a start takes under two
 _STOP = 10.0

@@ -176,9 +176,7 @@ def put(data: bytes, key: Key, value: str) -> bytes:
             edited = _end(text, newline) + f"[{_literal_key(key[:-1])}]{newline}{name} = {literal}{newline}"
 
     def change(document: dict[str, Any]) -> None:
-        for part in key[:-1]:
-            document = document.setdefault(part, {})
-        document[key[-1]] = value
+        _below(document, key[:-1])[key[-1]] = value
 
     return _checked(data, edited, change, f"{key[-1]} set")
 
@@ -200,11 +198,10 @@ def add_table(data: bytes, key: Key, table: Mapping[str, Any]) -> bytes:
     edited = _end(text, newline) + newline.join([*lines, ""])
 
     def change(document: dict[str, Any]) -> None:
-        for part in key[:-1]:
-            document = document.setdefault(part, {})
-        if key[-1] in document:
+        parent = _below(document, key[:-1])
+        if key[-1] in parent:
             raise _impossible(f"it has a table {key[-1]} already")
-        document[key[-1]] = dict(table)
+        parent[key[-1]] = dict(table)
 
     return _checked(data, edited, change, f"table {key[-1]} added")
 
@@ -256,6 +253,15 @@ def _cut(text: str, meant: Any, original: Any, keys: Sequence[Key]) -> str:
 def _at(document: Any, key: Key) -> Any:
     for part in key:
         document = document.get(part) if isinstance(document, dict) else None
+    return document
+
+
+def _below(document: dict[str, Any], key: Key) -> dict[str, Any]:
+    """The table at `key`, made if it is not there."""
+    for part in key:
+        document = document.setdefault(part, {})
+        if not isinstance(document, dict):
+            raise _impossible(f"{part} is no table")
     return document
 
 

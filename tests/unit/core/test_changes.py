@@ -670,3 +670,107 @@ def test_new_and_removed_files_are_shown_against_nothing(host: Host):
 
     assert "+++ /dev/null\n@@ -1 +0,0 @@\n-disable = false\n" in text
     assert '-imports = ["a", "x"]' in text
+
+
+# Files that containers depend on, and files that others write
+
+
+def held(host: Host, **changed: Any) -> FileChange:
+    """A wrapper, as an installation writes it."""
+    gate = FileChange(str(host.etc.parent / "bin/gate"), b"old", "the gate", mode=0o755, held=True)
+    return attrs.evolve(gate, **changed)
+
+
+def test_what_is_kept_goes_when_undone_again(host: Host):
+    """The other files are as before at once, and in the end nothing is left."""
+    before = files_of(host.etc.parent)
+    gate = held(host)
+    host.apply(host.plan(files=(gate, *host.plan().files)))
+    (manifest,) = changes.installed(host.folder)
+    changes.undo(manifest, folder=host.folder, keep=[gate.path])
+    (left,) = changes.installed(host.folder)
+
+    assert [(entry.path, entry.held) for entry in left.entries] == [(gate.path, True)]
+    assert Path(gate.path).read_bytes() == b"old"
+    assert host.main.read_bytes() == MAIN
+    assert not (host.etc / "conf.d").exists()
+    changes.undo(left, folder=host.folder)
+    assert changes.installed(host.folder) == ()
+    assert files_of(host.etc.parent) == before
+
+
+def test_what_is_kept_can_be_installed_over(host: Host):
+    """The originals are those of then, whatever was undone between."""
+    gate = held(host)
+    host.apply(host.plan(files=(gate, *host.plan().files)))
+    changes.undo(changes.installed(host.folder)[0], folder=host.folder, keep=[gate.path])
+    host.main.write_bytes(b"version = 3\n")
+    plan = host.plan(files=(held(host, content=b"new"), FileChange(str(host.main), b"ours", "is ours")))
+    host.apply(plan)
+    host.undo()
+
+    assert host.main.read_bytes() == b"version = 3\n"
+    assert not Path(gate.path).exists()
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["undone", "installed-again-and-undone"])
+def test_what_we_write_at_other_times_too_is_ours_whatever_it_holds(host: Host, again: bool):
+    """It is no change by somebody else, and needs no force."""
+    patterns = held(host, rewritten=True)
+    host.apply(host.plan(files=(patterns,)))
+    Path(patterns.path).write_bytes(b"written by the daemon")
+    if again:
+        host.apply(host.plan(files=(attrs.evolve(patterns, content=b"newer"),)))
+    host.undo()
+
+    assert not Path(patterns.path).exists()
+
+
+def test_manifests_of_earlier_versions_are_read(host: Host):
+    """They know nothing of held files, and have none."""
+    host.apply()
+    (path,) = Path(host.folder).glob("*.json")
+    document = json.loads(path.read_text())
+    for file in document["files"]:
+        assert (file.pop("held"), file.pop("rewritten")) == (False, False)
+    path.write_text(json.dumps(document))
+    (manifest,) = changes.installed(host.folder)
+
+    assert not any(entry.held or entry.rewritten for entry in manifest.entries)
+    host.undo()
+    assert host.main.read_bytes() == MAIN
+
+
+def test_the_files_are_known_as_they_would_be_without_ours(host: Host):
+    """What a new plan starts from has neither our import nor our file, but what others did since."""
+    assert changes.without_ours("nri", "containerd", folder=host.folder) == {}
+    host.apply()
+    host.main.write_bytes(EDITED + b"theirs = 1\r\n")
+
+    assert changes.without_ours("nri", "containerd", folder=host.folder) == {
+        str(host.main): MAIN + b"theirs = 1\r\n",
+        str(host.etc / "conf.d/deep/50.toml"): None,
+    }
+
+
+def test_only_our_keys_leave_a_json_file_that_was_changed_since(host: Host):
+    """Their keys stay, one of ours gets its value of then, the other goes with what it was in."""
+    path = host.etc / "daemon.json"
+    path.write_text('{"default": "theirs"}')
+    keys = (("runtimes", "ours"), ("default",))
+    content = b'{"default": "ours", "runtimes": {"ours": {}}}'
+    host.apply(host.plan(files=(FileChange(str(path), content, "adds ours", keys=keys),)))
+    path.write_text('{"default": "ours", "runtimes": {"ours": {}}, "added": 1}')
+    host.undo()
+
+    assert json.loads(path.read_text()) == {"default": "theirs", "added": 1}
+
+
+def test_a_json_file_that_cannot_be_read_any_more_is_not_touched(host: Host):
+    """What cannot be understood cannot be taken out of."""
+    path = host.etc / "daemon.json"
+    host.apply(host.plan(files=(FileChange(str(path), b"{}", "adds ours", keys=(("ours",),)),)))
+    path.write_text("{")
+
+    assert code_of(host.undo) == "CHG003"
+    assert path.read_text() == "{"

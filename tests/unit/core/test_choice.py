@@ -15,6 +15,7 @@ from cdi_courier.plugins import Plugins
 from cdi_courier.settings import RuntimeSettings, Settings
 from cdi_courier_cri_o.backend import CriODropInBackend
 from cdi_courier_nri.backend import NriBackend
+from cdi_courier_oci_hook import wrapping
 from cdi_courier_oci_hook.backend import WAYS, OciHookBackend
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -55,7 +56,16 @@ def with_settings(**sections: dict[str, Any]) -> Settings:
 
 ON = {"nri": "on", "nri_socket": SOCKET}
 OFF = {"nri": "off"}
-HANDLER = {"handlers": {"cdi-courier": {"type": "oci", "path": "/x"}}}
+
+
+def handlers(kind: str, type_: str = "io.containerd.runc.v2", default: str = "cdi-courier") -> dict[str, Any]:
+    """The facts of a runtime that our wrapper is installed in front of."""
+    gate = f"/var/lib/cdi-courier/bin/cdi-courier-{kind}"
+    found = {"runc": {"type": type_, "path": ""}, "cdi-courier": {"type": type_, "path": gate}}
+    return {"handlers": found, "default_handler": default}
+
+
+HANDLER = handlers("containerd")
 
 ROWS: list[tuple[str, Runtime, dict[str, Any], str | None, str | None, str]] = [
     # what, runtime, settings, active, recommended, a word of the reason or advice
@@ -83,7 +93,7 @@ ROWS: list[tuple[str, Runtime, dict[str, Any], str | None, str | None, str]] = [
         {},
         "oci_hook",
         "nri",
-        "registered",
+        "runs the wrapper",
     ),
     ("1.7 on, wrapped", runtime("containerd", "1.7.24", **ON, **HANDLER), {}, "nri", "nri", "NRI is on"),
     ("2.0 on", runtime("containerd", "v2.0.5", **ON), {}, "nri", "nri", "by edits"),
@@ -186,7 +196,53 @@ ROWS: list[tuple[str, Runtime, dict[str, Any], str | None, str | None, str]] = [
     ("podman 4.3", runtime("podman", "4.3.1", rootless=False), {}, None, "oci_hook", "precreate"),
     ("podman rootless", runtime("podman", "5.4.2", rootless=True), {}, None, "oci_hook", "precreate"),
     ("docker", runtime("docker", "29.0.0"), {}, None, "oci_hook", "wrapper"),
-    ("docker wrapped", runtime("docker", "29.0.0", **HANDLER), {}, "oci_hook", "oci_hook", "registered"),
+    (
+        "docker wrapped",
+        runtime("docker", "29.0.0", **handlers("docker", "oci")),
+        {},
+        "oci_hook",
+        "oci_hook",
+        "runs the",
+    ),
+    (
+        "1.6 wrapped beside the default",
+        runtime("containerd", "1.6.20", nri="absent", **handlers("containerd", default="runc")),
+        {},
+        None,
+        "oci_hook",
+        "restarted",
+    ),
+    (
+        "1.6 wrapped by name",
+        runtime("containerd", "1.6.20", nri="absent", **handlers("containerd", default="runc")),
+        {"oci_hook": {"handler_mode": "named"}},
+        "oci_hook",
+        "oci_hook",
+        "handler cdi-courier runs the wrapper",
+    ),
+    (
+        "1.6 another gate",
+        runtime("containerd", "1.6.20", nri="absent", **HANDLER),
+        {"oci_hook": {"gate_dir": "/elsewhere"}},
+        None,
+        "oci_hook",
+        "restarted",
+    ),
+    (
+        "1.6 kata",
+        runtime(
+            "containerd",
+            "1.6.20",
+            nri="absent",
+            handlers={"kata": {"type": "io.containerd.kata.v2", "path": ""}},
+            default_handler="kata",
+        ),
+        {},
+        None,
+        None,
+        "calls no runc",
+    ),
+    ("docker rootless", runtime("docker", "29.0.0", rootless=True), {}, None, None, "rootless"),
     # settings
     (
         "ignored",
@@ -250,7 +306,7 @@ ROWS: list[tuple[str, Runtime, dict[str, Any], str | None, str | None, str]] = [
         {"backends": {"order": ("oci_hook", "nri")}},
         "oci_hook",
         "oci_hook",
-        "registered",
+        "runs the wrapper",
     ),
 ]
 
@@ -261,9 +317,15 @@ ROWS: list[tuple[str, Runtime, dict[str, Any], str | None, str | None, str]] = [
     ids=[row[0] for row in ROWS],
 )
 def test_the_decision_table(
-    found: Runtime, told: dict[str, Any], active: str | None, recommended: str | None, word: str
+    monkeypatch: pytest.MonkeyPatch,
+    found: Runtime,
+    told: dict[str, Any],
+    active: str | None,
+    recommended: str | None,
+    word: str,
 ) -> None:
     """Every row has its active and its recommended backend, and a person is told why."""
+    monkeypatch.setattr(wrapping, "_is_gate", lambda _: True)
     choice = choose(installed(), found, with_settings(**told))
 
     assert (choice.active, choice.recommended) == (active, recommended)

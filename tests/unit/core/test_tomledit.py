@@ -197,3 +197,82 @@ def test_a_result_that_means_something_else_is_refused():
         tomledit.add_line(b'imports = ["a"]\n', LINE)
 
     assert caught.value.code == "CHG006"
+
+
+# Tables and strings in them
+
+CRI = ("plugins", "io.containerd.grpc.v1.cri", "containerd")
+NAME, OURS_TABLE = (*CRI, "default_runtime_name"), (*CRI, "runtimes", "our's")
+TABLE = {"runtime_type": "x", "pod_annotations": ["a/*"], "options": {"BinaryName": "/é", "Systemd": True}}
+
+CONFIGURATIONS = {
+    "empty": "",
+    "no-final-newline": "version = 2",
+    "the-table": f'version = 2\n\n[{CRI[0]}."{CRI[1]}".{CRI[2]}] # c\n  default_runtime_name = "runc" # d\n',
+    "the-table-without-the-key": f'[{CRI[0]}."{CRI[1]}".{CRI[2]}]\n  a = 1\n# end\n',
+    "only-tables-below": (
+        f'[plugins]\n  [plugins."{CRI[1]}"]\n  x = 1\n'
+        f'[plugins."{CRI[1]}".{CRI[2]}.runtimes.runc]\nruntime_type = "y"\n[other]\n'
+    ),
+    "dotted": f'plugins."{CRI[1]}".x = 1\n[a]\nb = """\n[plugins]\n"""\n',
+    "arrays-of-tables": '[[plugins_]]\ndefault_runtime_name = "x"\n[[plugins_]]\n[last]\n',
+    "crlf": f'version = 2\r\n\r\n[{CRI[0]}."{CRI[1]}"]\r\ny = [\r\n 1\r\n]\r\n',
+}
+
+configurations = pytest.mark.parametrize("text", CONFIGURATIONS.values(), ids=list(CONFIGURATIONS))
+
+
+def with_ours(data: bytes) -> bytes:
+    return tomledit.add_table(tomledit.put(data, NAME, "our's"), OURS_TABLE, TABLE)
+
+
+@configurations
+def test_a_table_and_a_string_are_all_that_is_added(text: str):
+    """Every line that was there is still there, but for the string that is replaced."""
+    edited = with_ours(text.encode())
+    found = meaning(edited)
+    table = found["plugins"][CRI[1]]["containerd"]
+
+    assert table.pop("default_runtime_name") == "our's"
+    assert table["runtimes"].pop("our's") == TABLE
+    before = meaning(text.encode()).get("plugins", {}).get(CRI[1], {}).get("containerd", {})
+    before.pop("default_runtime_name", None)
+    assert {key: value for key, value in table.items() if value} == before
+    kept = [line for line in text.split("\n") if "default_runtime_name" not in line or "[[" in text]
+    assert all(line in edited.decode() for line in kept)
+
+
+@configurations
+def test_they_are_taken_out_again(text: str):
+    """From a document that somebody has added to, only they go, and the string is what it was."""
+    theirs = "\n# theirs\n[theirs]\nkey = 1\n"
+    edited = with_ours(text.encode()) + theirs.encode()
+    left = tomledit.remove(edited, [OURS_TABLE, NAME], meaning(text.encode()))
+
+    assert meaning(left) == {**meaning(text.encode()), "theirs": {"key": 1}}
+    assert left.endswith(theirs.encode())
+    assert all(line in left.decode() for line in text.split("\n"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param('plugins = {"io.containerd.grpc.v1.cri" = {}}\n', id="inline"),
+        pytest.param(f'[plugins."{CRI[1]}"]\ncontainerd.x = 1\n', id="dotted-below-a-table"),
+        pytest.param(f'[plugins]\n"{CRI[1]}" = "a string"\n', id="no-table"),
+    ],
+)
+def test_where_a_table_cannot_stand_that_is_said(text: str):
+    """TOML does not let everything be added to from outside."""
+    with pytest.raises(CourierError) as caught:
+        with_ours(text.encode())
+
+    assert caught.value.code == "CHG006"
+
+
+def test_a_table_that_is_there_is_not_added_again():
+    """It is somebody's."""
+    with pytest.raises(CourierError) as caught:
+        tomledit.add_table(b"[a.b]\n", ("a", "b"), {})
+
+    assert caught.value.code == "CHG006"

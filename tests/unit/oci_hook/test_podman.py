@@ -213,4 +213,4 @@ def test_a_rootless_user_is_told_to_install_as_root() -> None:
 def test_other_runtimes_cannot_be_installed_for_yet() -> None:
     """Their offers say so, and so does the plan."""
     with pytest.raises(DeliveryError, match=r"DLV002.*not built yet"):
-        plan(Runtime("docker", "docker"))
+        plan(Runtime("cri-o", "cri-o"))

@@ -1,4 +1,4 @@
-"""The OCI hook backend: Podman precreate, runtime wrapper and live injection.
+"""The OCI hook backend: Podman precreate, a wrapper in front of containerd and Docker, live injection.
 
 Its offers are real; those of ways that are not built yet say so and are impossible.
 """
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from cdi_courier.errors import DeliveryError
 from cdi_courier.hookspecs import API_VERSION, Backend, Offer, ServeContext, hookimpl
 
-from . import podman
+from . import podman, wrapping
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,7 @@ NAME: Final = "oci_hook"
 WAYS: Final = ("precreate", "wrapper", "hook")
 """The entry points of this backend, best first."""
 
-BUILT: Final = ("precreate",)
+BUILT: Final = ("precreate", "wrapper")
 """Those of `WAYS` that can be installed and deliver."""
 
 
@@ -44,21 +44,25 @@ class OciHookBackend:
 
     def offer(self, runtime: Runtime, settings: Settings) -> Offer:
         """The best way for this kind of runtime; it needs nothing where it is configured already."""
-        way, offer = _best(runtime)
+        way, offer = _best(runtime, settings)
         if way not in self._built:
             return Offer(NAME, offer.fidelity, "impossible", f"{offer.reason}; that is not built yet")
-        if way == "wrapper" and settings.oci_hook.handler in runtime.get("handlers", {}):
-            return Offer(
-                NAME, offer.fidelity, "nothing", f"handler {settings.oci_hook.handler} is registered"
-            )
         if way == "precreate" and podman.is_installed(runtime):
             return Offer(NAME, offer.fidelity, "nothing", "its precreate hook is installed")
         return offer
 
     def plan(self, runtime: Runtime, settings: Settings) -> ChangeSet:
-        """As `podman.plan`. Raises `DeliveryError` ``DLV002`` for what cannot be installed yet."""
+        """As `plan` of the runtime's own module. Raises `DeliveryError` ``DLV002`` for what has none yet."""
         if runtime.kind == "podman" and "precreate" in self._built:
             return podman.plan(runtime, settings)
+        if runtime.kind == "containerd" and "wrapper" in self._built:
+            from . import containerd
+
+            return containerd.plan(runtime, settings)
+        if runtime.kind == "docker" and "wrapper" in self._built:
+            from . import docker
+
+            return docker.plan(runtime, settings)
         raise DeliveryError(
             "DLV002", f"backend {NAME} cannot be installed: {self.offer(runtime, settings).reason}"
         )
@@ -82,7 +86,7 @@ def cdi_courier_backend() -> Backend:
     return OciHookBackend(BUILT)
 
 
-def _best(runtime: Runtime) -> tuple[str, Offer]:
+def _best(runtime: Runtime, settings: Settings) -> tuple[str, Offer]:
     if runtime.kind == "podman":
         return "precreate", Offer(
             NAME, "full", "install", "a precreate hook edits the config of Podman's containers"
@@ -91,6 +95,4 @@ def _best(runtime: Runtime) -> tuple[str, Offer]:
         return "hook", Offer(
             NAME, "partial", "install", "a createRuntime hook injects into the created container"
         )
-    return "wrapper", Offer(
-        NAME, "full", "restart", "a wrapper in front of the low-level runtime edits the config"
-    )
+    return "wrapper", wrapping.offer(runtime, settings)

@@ -37,7 +37,7 @@ def must_be_unused(manifest: Manifest) -> None:
 
 
 def called(manifest: Manifest, settings: Settings) -> tuple[str, ...]:
-    """Those that a runtime that runs would call for its next container, as far as can be told."""
+    """All of them, if a runtime that runs would call one for its next container, or may; else none."""
     from cdi_courier.host.describe import describe
 
     paths = of(manifest)
@@ -49,7 +49,7 @@ def called(manifest: Manifest, settings: Settings) -> tuple[str, ...]:
         if handlers is None and runtime.key == manifest.runtime:
             return paths  # it is there, and did not tell
         found |= {handler["path"] for handler in (handlers or {}).values()}
-    return tuple(path for path in paths if path in found)
+    return paths if found.intersection(paths) else ()
 
 
 def finish(manifest: Manifest, settings: Settings, *, force: bool = False) -> tuple[changes.Step, ...]:

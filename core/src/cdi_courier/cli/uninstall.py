@@ -75,8 +75,7 @@ def _do(manifest: Manifest, settings: Settings, *, dry_run: bool, restart: bool,
         return
     _tell(manifest, changes.undo(manifest, folder=changes.FOLDER, force=force, keep=kept))
     # If only such files were left, the others are put back since an earlier call.
-    effective = not kept and any(entry.held for entry in manifest.entries)
-    effective = effective and all(entry.held or entry.rewritten for entry in manifest.entries)
+    effective = not kept and all(entry.held for entry in manifest.entries)
     if not kept:
         click.echo(f"{manifest.runtime}: {manifest.backend} is uninstalled")
     if command and restart and not effective:

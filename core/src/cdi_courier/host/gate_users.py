@@ -78,11 +78,11 @@ def _states() -> Iterator[str]:
 
 
 def _noted(bundle: str) -> str:
-    options = _object(f"{bundle}/options.json")
-    for key in ("binary_name", "binaryName", "BinaryName"):
-        if isinstance(options.get(key), str) and options[key]:
-            return str(options[key])
-    return (_read(f"{bundle}/runtime") or b"").decode(errors="surrogateescape").strip()
+    # Both are written, the second one for old shims' sake.
+    name = _object(f"{bundle}/options.json").get("binary_name")
+    if isinstance(name, str) and name:
+        return name
+    return os.fsdecode(_read(f"{bundle}/runtime") or b"").strip()
 
 
 def _task(bundle: str, namespace: str, name: str) -> str:

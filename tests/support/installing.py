@@ -1,0 +1,83 @@
+"""`cdi-courier install` in a lab, whose containerd keeps what is written into its files and is restarted.
+
+It must not know which backend is installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from cdi_courier import changes
+from cdi_courier.cli import command
+from click.testing import CliRunner, Result
+
+from . import containerd as containerd_module
+from .lab import Lab
+
+
+class Restarter:
+    """Restarts a lab's containerd whenever the command that `command` names is run; it waits for the end."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.ask, self.answer = lab.root / "ask", lab.root / "answer"
+        for path in (self.ask, self.answer):
+            os.mkfifo(path)
+        script = lab.root / "restart"
+        script.write_text(f"#!/bin/sh\necho now > {self.ask}\nexit $(cat {self.answer})\n")
+        script.chmod(0o755)
+        self.command = str(script)
+        self.times = 0
+        self.thread = threading.Thread(target=self._serve)
+
+    def __enter__(self) -> Restarter:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ask.write_text("end")
+        self.thread.join()
+
+    def _serve(self) -> None:
+        while self.ask.read_text() != "end":
+            self.times += 1
+            status = 1
+            with contextlib.suppress(containerd_module.RuntimeFailure):
+                self.lab.containerd.restart()
+                status = 0
+            self.answer.write_text(str(status))
+
+
+def keep_files(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the lab's containerd start with whatever its file says by then, and manifests lie in the lab."""
+    file = lab.containerd.config_file
+    monkeypatch.setattr(lab.containerd, "config", lambda: file.read_text())
+    monkeypatch.setattr(changes, "FOLDER", str(lab.root / "changes"))
+
+
+def courier(
+    lab: Lab, restart: str, *arguments: str, tables: Mapping[str, Mapping[str, Any]] | None = None
+) -> Result:
+    """Run the command in this process; the description and the choice are the real ones."""
+    own = {"config": lab.containerd.config_file, "endpoint": lab.containerd.socket, "restart": restart}
+    path = lab.settings({"runtimes": {"containerd": own}, **(tables or {})}, "install.toml")
+    return CliRunner().invoke(command, ["--config", str(path), *arguments])
+
+
+def files_of(lab: Lab) -> dict[str, tuple[int, bytes]]:
+    """containerd's configuration: path → mode and content."""
+    paths = [
+        lab.containerd.config_file,
+        *lab.containerd.root.glob("conf.d/*"),
+        lab.containerd.root / "conf.d",
+    ]
+    return {
+        str(path): (path.stat().st_mode, path.read_bytes() if path.is_file() else b"")
+        for path in paths
+        if path.exists()
+    }
