@@ -60,10 +60,12 @@ bench: $(VENV)/.ready
 	mkdir -p $(CACHE)
 	$(PYTHON) bench/cdi.py --json $(CACHE)/bench-cdi.json
 	$(PYTHON) bench/nri.py --json $(CACHE)/bench-nri.json
+	$(PYTHON) bench/hook.py --json $(CACHE)/bench-hook.json
 
 bench-check: $(VENV)/.ready
 	$(PYTHON) bench/cdi.py --check
 	$(PYTHON) bench/nri.py --check
+	$(PYTHON) bench/hook.py --check
 
 clean:
 	rm -rf $(VENV) $(CACHE)

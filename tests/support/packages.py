@@ -98,8 +98,8 @@ class Packages:
         self, cache: Path | None = None, *, progress: Progress | None = None, refresh: bool | None = None
     ) -> None:
         self.cache = cache or default_cache()
-        self._progress = progress or log.info
-        self._refresh = bool(os.environ.get(REFRESH_VARIABLE)) if refresh is None else refresh
+        self.progress = progress or log.info
+        self.refresh = bool(os.environ.get(REFRESH_VARIABLE)) if refresh is None else refresh
         self._fetched: dict[tuple[str, str], Path] = {}
         self._runnable: dict[tuple[str, str], Path] = {}
         self._updated: set[str] = set()
@@ -155,7 +155,7 @@ class Packages:
         )
         with self._lock():
             if not target.is_dir():
-                self._progress(f"making {root.name} run on this machine's libraries")
+                self.progress(f"making {root.name} run on this machine's libraries")
                 with self._building(target) as copy:
                     shutil.copytree(root, copy, symlinks=True, dirs_exist_ok=True)
                     options = ["--set-interpreter", str(loader), "--force-rpath", "--set-rpath", library_path]
@@ -186,11 +186,11 @@ class Packages:
             raise PackageError(f"{package!r} of {suite!r}: not a package's and a suite's name")
         key = (package, suite)
         if key not in self._fetched:
-            folder = None if self._refresh else self._answer(package, suite)
+            folder = None if self.refresh else self._answer(package, suite)
             if folder is None:
                 # What another process fetched while this one waited for the lock is not fetched again.
                 with self._lock():
-                    folder = None if self._refresh else self._answer(package, suite)
+                    folder = None if self.refresh else self._answer(package, suite)
                     folder = folder or self._download(package, suite)
             self._fetched[key] = folder
         return self._fetched[key]
@@ -205,7 +205,7 @@ class Packages:
     def _download(self, package: str, suite: str) -> Path:
         _need_apt()
         conf = self._updated_state(suite)
-        self._progress(f"fetching {package} of {suite}")
+        self.progress(f"fetching {package} of {suite}")
         with tempfile.TemporaryDirectory(dir=self.cache, prefix=".deb-") as temporary:
             download = ["apt-get", "-q", "-c", str(conf), "download", f"{package}/{suite}"]
             _run(download, f"{package} of {suite} cannot be fetched", cwd=Path(temporary))
@@ -236,7 +236,7 @@ class Packages:
                 (state / folder).mkdir(parents=True)
             (state / "debian.sources").write_text(source.stanza(suite))
             conf.write_text(_APT_CONF.format(state=state, user=_user()))
-            self._progress(f"reading the package index of {suite}")
+            self.progress(f"reading the package index of {suite}")
             try:
                 _run(["apt-get", "-q", "-c", conf, "update"], f"the index of {suite} cannot be read")
             except PackageError as error:
@@ -257,7 +257,7 @@ class Packages:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                self._progress("waiting for another process that fills the same cache")
+                self.progress("waiting for another process that fills the same cache")
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
 

@@ -162,6 +162,8 @@ def _document(
         "max_names": settings.annotations.max_names,
         "max_length": settings.annotations.max_length,
         "skip_denied": settings.delivery.on_denied == "skip",
+        "undeliverable": settings.delivery.undeliverable,
+        "device_cgroup": settings.oci_hook.device_cgroup,
         "policy": {
             "default": settings.policy.default,
             "local": settings.policy.local,

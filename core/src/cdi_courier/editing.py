@@ -74,9 +74,31 @@ def request_of(
 def edit(config: Json, request: ContainerRequest, table: Table, *, nested: bool = False) -> Edited | None:
     """The config with what `request` asks for; None if it asks for nothing. `config` is not changed.
 
-    nested: as in `put_in`.
+    nested: as in `put_in`. Raises as `grant`, and `CdiError` ``CDI017`` and ``CDI018``.
+    """
+    granted = grant(request, table)
+    if granted is None:
+        return None
+    if isinstance(granted, CourierError):
+        return skip(config, granted)
+    return put_in(config, granted.names, granted.edits, nested=nested)
+
+
+class Granted:
+    """What a container gets. names: of the devices. edits: theirs, merged, to be changed by nobody."""
+
+    __slots__ = ("edits", "names")
+
+    def __init__(self, names: Iterable[str], edits: Json) -> None:
+        self.names = tuple(names)
+        self.edits = edits
+
+
+def grant(request: ContainerRequest, table: Table) -> Granted | CourierError | None:
+    """What the table says of a request; None if it asks for nothing, an error if that is to be skipped.
+
     Raises `SlowPath` where the table cannot tell, and as the full pipeline does: `AnnotationError`,
-    `PolicyDenied` unless the settings say to skip, `CdiError` ``CDI017`` and ``CDI018``.
+    `PolicyDenied` unless the settings say to skip.
     """
     if _asks(request, table.foreign):
         raise SlowPath
@@ -93,12 +115,12 @@ def edit(config: Json, request: ContainerRequest, table: Table, *, nested: bool 
         require(table.policy(), request, requested)
     except PolicyDenied as error:
         if table.skip_denied:
-            return skip(config, error)
+            return error
         raise
     edits = table.resolve(requested)
     if edits is None:
         raise SlowPath
-    return put_in(config, requested, edits, nested=nested)
+    return Granted(requested, edits)
 
 
 def put_in(config: Json, names: Iterable[str], edits: Json, *, nested: bool = False) -> Edited:
@@ -115,7 +137,7 @@ def put_in(config: Json, names: Iterable[str], edits: Json, *, nested: bool = Fa
     names = tuple(names)
     wanted = edits.get("hooks")
     if wanted:
-        edits = {**edits, "hooks": [hook for hook in wanted if not _has_hook(config, hook)]}
+        edits = {**edits, "hooks": [hook for hook in wanted if not has_hook(config, hook)]}
     edited = apply_edits(config, edits)
     _drop_repeated_rules(config, edited)
     bound = _of_another_path(edits.get("deviceNodes") or [])
@@ -180,7 +202,8 @@ def _asks(request: ContainerRequest, families: Iterable[Any]) -> bool:
     )
 
 
-def _has_hook(config: Json, wanted: Json) -> bool:
+def has_hook(config: Json, wanted: Json) -> bool:
+    """Whether the config has a CDI hook already, to the letter."""
     hooks = config.get("hooks")
     present = hooks.get(wanted["hookName"]) if isinstance(hooks, dict) else None
     if not isinstance(present, list):

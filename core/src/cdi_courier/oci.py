@@ -119,7 +119,7 @@ def _apply_env(config: Json, env: list[str]) -> None:
 def _apply_device_nodes(config: Json, nodes: list[Json]) -> None:
     if not nodes:
         return
-    uid, gid = _process_ids(config)
+    uid, gid = process_ids(config)
     linux = _object(config, "linux")
     devices = _list(linux, "devices", "linux.devices", dict)
     for spec in nodes:
@@ -247,8 +247,8 @@ def _process(config: Json) -> Json:
     return _object(config, "process", "process", {"user": {"uid": 0, "gid": 0}, "cwd": ""})
 
 
-def _process_ids(config: Json) -> tuple[int, int]:
-    """Return uid and gid of the container's process, 0 where it does not say."""
+def process_ids(config: Json) -> tuple[int, int]:
+    """Uid and gid of the container's process, 0 where it does not say. Raises `CdiError` ``CDI018``."""
     process = _absent_if_null(config, "process", {})
     if not isinstance(process, dict):
         raise _misshapen("process", "an object")

@@ -6,8 +6,8 @@ which means: do it the slow way. It answers only what it knows: a name that is n
 
 The file is a JSON object: ``format``, ``settings`` (`Table.settings`), ``signature`` (what `look` returned),
 ``log``, ``keys`` and ``foreign_keys`` (key forms, families of ``[prefix, container's name follows]``),
-``max_names``, ``max_length``, ``skip_denied``, ``policy``, ``files`` (edits of each spec file itself) and
-``devices`` (qualified name → [index in ``files``, edits]).
+``max_names``, ``max_length``, ``skip_denied``, ``undeliverable``, ``device_cgroup``, ``policy``, ``files``
+(edits of each spec file itself) and ``devices`` (qualified name → [index in ``files``, edits]).
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from cdi_courier.signature import directory_identity, look_at_file, names_in
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from typing import Any
+    from typing import Any, Literal
 
     from cdi_courier.annotations import KeyFamily
 
     Json = dict[str, Any]
+    Undeliverable = Literal["fail", "warn"]
+    DeviceCgroup = Literal["enforce", "best-effort"]
     # A file, or a directory of which the names that end so count.
     Source = tuple[str, tuple[str, ...] | None]
 
-FORMAT = 1
+FORMAT = 2
 """Changes with the meaning of anything in the file."""
 
 NAME = "table.json"
@@ -45,11 +47,13 @@ class Table:
 
     settings: where the settings were read, as in `settings_sources`.
     families, foreign: compiled annotation keys, of the comma list and of other dialects.
-    log: ``[oci_hook] log``. skip_denied: ``[delivery] on_denied`` is ``skip``.
+    log, device_cgroup: as in ``[oci_hook]``. skip_denied: ``[delivery] on_denied`` is ``skip``.
+    undeliverable: as in ``[delivery]``.
     """
 
     __slots__ = (
         "_document",
+        "device_cgroup",
         "families",
         "foreign",
         "log",
@@ -57,6 +61,7 @@ class Table:
         "max_names",
         "settings",
         "skip_denied",
+        "undeliverable",
     )
 
     def __init__(self, document: Json) -> None:
@@ -68,6 +73,8 @@ class Table:
         self.max_length: int = document["max_length"]
         self.skip_denied: bool = document["skip_denied"]
         self.log: str = document["log"]
+        self.undeliverable: Undeliverable = document["undeliverable"]
+        self.device_cgroup: DeviceCgroup = document["device_cgroup"]
 
     def policy(self) -> Policy:
         """The policy in force."""

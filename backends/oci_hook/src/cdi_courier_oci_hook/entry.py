@@ -149,6 +149,20 @@ def go_slow(installed: Installed, call: str, arguments: Sequence[str] = ()) -> N
         ) from None
 
 
+def go_slow_with(data: bytes, installed: Installed, call: str) -> NoReturn:
+    """As `go_slow`, where stdin has been read already. data: all of it."""
+    try:
+        descriptor = os.memfd_create("stdin")
+        write(descriptor, data)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        os.dup2(descriptor, 0)
+    except OSError as error:
+        raise DeliveryError(
+            "HOK003", f"stdin cannot be handed on: {error.strerror}", "is the machine out of memory?"
+        ) from None
+    go_slow(installed, call)
+
+
 def read(descriptor: int, what: str) -> bytes:
     """All of it. what: as in `parse`. Raises `DeliveryError` ``HOK002``."""
     pieces = []

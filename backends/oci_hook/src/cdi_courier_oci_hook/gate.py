@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 from importlib import resources
@@ -34,6 +35,7 @@ _FIRST: Final = "# cdi-courier gate:"
 _REAL: Final = "real="
 _LONGEST: Final = 1 << 20
 _KUBERNETES: Final = ("containerd", "cri-o")
+_MARK: Final = re.compile("(@[a-z]+@)")
 _SYSTEM_PATH: Final = "/usr/bin:/bin:/usr/sbin:/sbin"
 
 
@@ -138,7 +140,6 @@ def render(gate: Gate) -> bytes:
         "(have that run the real runtime, then `cdi-courier install` once more)"
     )
     baked = {
-        "real": gate.real,
         "grep": gate.grep,
         "rm": gate.rm,
         "python": program,
@@ -163,14 +164,15 @@ def render(gate: Gate) -> bytes:
     ]
     script = resources.files(__package__).joinpath("gate.sh").read_text("utf-8")
     replacements = {
-        "#@baked@": "".join(f"{name}={shlex.quote(value)}\n" for name, value in baked.items()),
+        "@real@": f"{_REAL}{shlex.quote(gate.real)}\n",
+        "@baked@": "".join(f"{name}={shlex.quote(value)}\n" for name, value in baked.items()),
         "@watched@": " ".join(_watched(gate.settings)),
         "@needed@": " ".join(needed),
     }
-    # Split once: what is put in must not be looked at again.
-    for mark in ("@watched@", "@needed@", "#@baked@"):
-        before, _, after = script.rpartition(mark)
-        script = f"{before}{replacements[mark]}{after}"
+    # Split first: what is put in must not be looked at again.
+    parts = _MARK.split(script)
+    parts[1::2] = [replacements[mark] for mark in parts[1::2]]
+    script = "".join(parts)
     return script.encode(errors="surrogateescape")
 
 

@@ -9,18 +9,61 @@
 # What a pod's author writes only ever reaches grep, as a file's content. Who hides an annotation from it gets
 # no device; whatever it finds, Python decides for itself. The tables of options are those of calls.py.
 
-#@baked@
+# What most calls need comes first: a shell reads no further than it runs.
 
-# Why the patterns cannot be relied on, by the status 0: they are not there, not those of our settings, or older.
-stale() {
-    { IFS= read -r first <"$patterns"; } 2>/dev/null || return 0
-    [ "$first" = "$header" ] || return 0
-    for file in @watched@; do
-        [ "$file" -nt "$patterns" ] && return 0
-    done
-    return 1
-}
+@real@
+# --- what is called ---
 
+verb='' want='' dashes='' lost='' log='' format='' before=0
+for word do
+    before=$((before + 1))
+    case $want in
+    '') ;;
+    log) log=$word want=''; continue ;;
+    format) format=$word want=''; continue ;;
+    *) want=''; continue ;;
+    esac
+    if [ -n "$lost" ]; then
+        # After an option that is not known anything may be the verb, and a create must not be missed.
+        case $word in create | run | exec | delete) verb=$word; break ;; esac
+        continue
+    fi
+    case $dashes$word in
+    --) dashes=after- ;;
+    --log | -log) want=log ;;
+    --log=* | -log=*) log=${word#*=} ;;
+    --log-format | -log-format) want=format ;;
+    --log-format=* | -log-format=*) format=${word#*=} ;;
+    --root | -root | --criu | -criu | --rootless | -rootless) want=value ;;
+    --log-level | -log-level | --cgroup-manager | -cgroup-manager) want=value ;;
+    --root=* | -root=* | --criu=* | -criu=* | --rootless=* | -rootless=*) ;;
+    --log-level=* | -log-level=* | --cgroup-manager=* | -cgroup-manager=*) ;;
+    --debug | -debug | --systemd-cgroup | -systemd-cgroup | --help | -help | --version | -version) ;;
+    --debug=* | -debug=* | --systemd-cgroup=* | -systemd-cgroup=*) ;;
+    --help=* | -help=* | --version=* | -version=* | --usage=* | -usage=*) ;;
+    --usage | -usage | -h | --h | -v | --v | -V | --V | '-?' | '--?') ;;
+    -h=* | --h=* | -v=* | --v=* | -V=* | --V=* | '-?='* | '--?='*) ;;
+    -?*) lost=yes ;;
+    *) verb=$word; break ;;
+    esac
+done
+
+# The real runtime takes this process over: a gate that finds its own number here was called by itself.
+case ${CDI_COURIER_GATE_PID-} in "$$" | "child of $PPID") looped=yes ;; *) looped='' ;; esac
+
+case $verb in
+create | run | exec | delete) ;;
+*)
+    if [ -z "$looped" ]; then
+        export CDI_COURIER_GATE_PID="$$"
+        exec "$real" "$@"
+    fi
+    ;;
+esac
+
+# --- what else there is to know ---
+
+@baked@
 # The container is not created, or nothing at all is done. Words: for stderr, and as JSON for the runtime's log.
 refuse() {
     printf '%s\n' "cdi-courier: $1" >&2
@@ -36,107 +79,74 @@ refuse() {
     exit 1
 }
 
+[ -z "$looped" ] || refuse "$recursion" "$recursion_json"
+
 # Does a file have one of these texts? 0 yes, 1 no, more: it cannot be told.
 has() {
     LC_ALL=C GREP_OPTIONS='' "$grep" -qF "$@" 2>/dev/null
 }
 
-# --- what is called ---
+# May the patterns be others than what the settings now say? They are not there, not ours, or older.
+stale() {
+    { IFS= read -r first <"$patterns"; } 2>/dev/null || return 0
+    [ "$first" = "$header" ] || return 0
+    for file in @watched@; do
+        [ "$file" -nt "$patterns" ] && return 0
+    done
+    return 1
+}
 
-IFS=' 	
-'
-verb='' want='' dashes='' lost='' log='' format='' bundle='' id='' noted='' unsure='' ended='' way=pass
-for word do
-    case $want in
-    '') ;;
-    log) log=$word want=''; continue ;;
-    format) format=$word want=''; continue ;;
-    bundle) bundle=$word want=''; continue ;;
-    value) want=''; continue ;;
-    esac
-    if [ -z "$verb" ]; then
-        if [ -n "$lost" ]; then
-            # After an option that is not known anything may be the verb, and a create must not be missed.
-            case $word in create | run | exec | delete) verb=$word ;; esac
-        elif [ -n "$dashes" ]; then
-            verb=$word
-        else
-            case $word in
-            --) dashes=yes ;;
-            --log | -log) want=log ;;
-            --log=* | -log=*) log=${word#*=} ;;
-            --log-format | -log-format) want=format ;;
-            --log-format=* | -log-format=*) format=${word#*=} ;;
-            --root | -root | --criu | -criu | --rootless | -rootless) want=value ;;
-            --log-level | -log-level | --cgroup-manager | -cgroup-manager) want=value ;;
-            --root=* | -root=* | --criu=* | -criu=* | --rootless=* | -rootless=*) ;;
-            --log-level=* | -log-level=* | --cgroup-manager=* | -cgroup-manager=*) ;;
-            --debug | -debug | --systemd-cgroup | -systemd-cgroup | --help | -help | --version | -version) ;;
-            --debug=* | -debug=* | --systemd-cgroup=* | -systemd-cgroup=*) ;;
-            --help=* | -help=* | --version=* | -version=* | --usage=* | -usage=*) ;;
-            --usage | -usage | -h | --h | -v | --v | -V | --V | '-?' | '--?') ;;
-            -h=* | --h=* | -v=* | --v=* | -V=* | --V=* | '-?='* | '--?='*) ;;
-            -?*) lost=yes ;;
-            *) verb=$word ;;
-            esac
-        fi
-        case $verb in
-        '') [ -n "$dashes" ] && [ "$word" != -- ] && break ;;
-        create | run | exec | delete)
-            # A rootless user's records are in a folder of their own.
-            { read -r inside outside length </proc/self/uid_map; } 2>/dev/null || length=4294967295
-            [ "$length" = 4294967295 ] || [ ! -O "/run/user/$outside" ] ||
-                records=/run/user/$outside/cdi-courier/exec
+# Options of create and run. What runtimes read differently, or may one day, is left to Python; without it the
+# likeliest has to do.
+read_create() {
+    shift "$before"
+    while [ $# -gt 0 ]; do
+        case $1 in
+        --)
+            shift
+            [ $# = 0 ] || id=$1
+            return
             ;;
-        *) break ;;
-        esac
-        continue
-    fi
-    case $verb in
-    create | run)
-        if [ -n "$ended" ]; then
-            id=$word
-            continue
-        fi
-        case $word in
-        --) ended=yes ;;
-        --bundle | -b) want=bundle ;;
-        --bundle=*) bundle=${word#*=} ;;
-        --console-socket | --pidfd-socket | --pid-file | --preserve-fds) want=value ;;
+        --bundle | -b) shift; bundle=${1-} ;;
+        --bundle=*) bundle=${1#*=} ;;
+        --console-socket | --pidfd-socket | --pid-file | --preserve-fds) shift ;;
         --console-socket=* | --pidfd-socket=* | --pid-file=* | --preserve-fds=*) ;;
         --no-pivot | --no-new-keyring | --no-subreaper | --detach | -d | --keep) ;;
-        # What runtimes read differently, or may one day, is Python's; without it the likeliest has to do.
-        -b=*) bundle=${word#*=} unsure=yes ;;
-        -b?*) bundle=${word#-b} unsure=yes ;;
+        -b=*) bundle=${1#*=} unsure=yes ;;
+        -b?*) bundle=${1#-b} unsure=yes ;;
         -?*) unsure=yes ;;
-        *) id=$word ;;
+        *) id=$1 ;;
         esac
-        ;;
-    *)
-        # Only an id has a record, so it need not be told from other words.
+        [ $# = 0 ] || shift
+    done
+}
+
+# Only an id has a record, so it need not be told from other words.
+read_id() {
+    shift "$before"
+    for word do
         case $word in
         '' | . | .. | */*) ;;
-        *) if [ -e "$records/$word" ]; then noted=$word; break; fi ;;
+        *) [ -e "$records/$word" ] && noted=$word && return ;;
         esac
-        ;;
-    esac
-done
-
-# --- what to do about it ---
-
-present=yes
-case $verb in
-create | run | exec)
-    for file in "$python" @needed@; do
-        [ -f "$file" ] || present=''
     done
-    ;;
-esac
+}
+
+# A rootless user's records are in a folder of their own.
+IFS=' '
+{ read -r inside outside length </proc/self/uid_map; } 2>/dev/null || length=4294967295
+[ "$length" = 4294967295 ] || [ ! -O "/run/user/$outside" ] || records=/run/user/$outside/cdi-courier/exec
+
+bundle='' id='' noted='' unsure='' way=pass present=yes
+for file in "$python" @needed@; do
+    [ -f "$file" ] || present=''
+done
 
 case $verb in
 create | run)
-    config=${bundle:-.}/config.json
+    read_create "$@"
     case $id in '' | . | .. | */*) ;; *) [ -e "$records/$id" ] && noted=$id ;; esac
+    config=${bundle:-.}/config.json
     if [ -z "$present" ]; then
         # Nobody is left who could give devices. Both what was looked for at installation and what is now.
         [ -n "$asked" ] && has -e "$asked" -- "$config" && way=missing
@@ -155,12 +165,15 @@ create | run)
         [ -n "$sandbox" ] && has -e "$sandbox" -- "$config" && way=pass
     fi
     ;;
-exec) [ -n "$present" ] && [ -n "$noted" ] && way=noted ;;
-delete) [ -n "$noted" ] && way=delete ;;
+exec)
+    read_id "$@"
+    [ -n "$present" ] && [ -n "$noted" ] && way=noted
+    ;;
+delete)
+    read_id "$@"
+    [ -n "$noted" ] && way=delete
+    ;;
 esac
-
-# The real runtime takes this process over: a gate that finds its own number here was called by itself.
-case ${CDI_COURIER_GATE_PID-} in "$$" | "child of $PPID") refuse "$recursion" "$recursion_json" ;; esac
 
 case $way in
 pass)

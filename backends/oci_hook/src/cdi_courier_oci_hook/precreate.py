@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 
 from cdi_courier import editing
-from cdi_courier.errors import DeliveryError
 
 from . import entry
 from .entry import Installed
@@ -63,13 +62,4 @@ def _answer_or_go_slow(data: bytes, installed: Installed) -> bytes:
         return answer(data, installed)
     except editing.SlowPath:
         pass
-    try:
-        descriptor = os.memfd_create("config")
-        entry.write(descriptor, data)
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        os.dup2(descriptor, 0)
-    except OSError as error:
-        raise DeliveryError(
-            "HOK003", f"the config cannot be handed on: {error.strerror}", "is the machine out of memory?"
-        ) from None
-    return entry.go_slow(installed, "precreate_main")
+    return entry.go_slow_with(data, installed, "precreate_main")

@@ -14,11 +14,12 @@ from cdi_courier import compiling, editing, table
 from cdi_courier.cdi.edits import edits_to_dict
 from cdi_courier.injector import Injection
 
-from . import precreate, wrapper
+from . import hook, precreate, wrapper
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from cdi_courier.compiling import Compiled
     from cdi_courier.request import ContainerRequest
 
     from .entry import Installed
@@ -35,8 +36,43 @@ def wrapper_main(installed: Wrapped, argv: Sequence[str]) -> NoReturn:
     os._exit(wrapper.answer(installed, argv, decide))
 
 
+def hook_main(installed: hook.Installed, _: Sequence[str]) -> NoReturn:
+    """Inject what stdin's container asks for and end the process."""
+    os._exit(hook.respond(lambda data: _inject(data, installed), installed))
+
+
 def decide(config: dict[str, Any], request: ContainerRequest, installed: Installed) -> editing.Edited | None:
     """What the full pipeline says; None if the container asks for nothing. Raises `CourierError`."""
+    result = _compiled(installed).injector.inject(request)
+    if result is None:
+        return None
+    if isinstance(result, Injection):
+        nested = table.outer_uid() is not None
+        return editing.put_in(config, result.names, edits_to_dict(result.edits), nested=nested)
+    return editing.skip(config, result.error)
+
+
+def _inject(data: bytes, installed: hook.Installed) -> None:
+    asked = hook.ask(data, installed)
+    if asked is None:
+        return
+    compiled = _compiled(installed)
+    result = compiled.injector.inject(asked.request)
+    if result is None:
+        return
+    hook.deliver(
+        asked,
+        editing.Granted(result.names, edits_to_dict(result.edits))
+        if isinstance(result, Injection)
+        else result.error,
+        installed,
+        undeliverable=compiled.settings.delivery.undeliverable,
+        device_cgroup=compiled.settings.oci_hook.device_cgroup,
+    )
+
+
+def _compiled(installed: Installed) -> Compiled:
+    """What holds now, also for the next container's light entry point."""
     compiled = compiling.compile_table(installed.settings)
     installed.log = compiled.settings.oci_hook.log
     # Without a table, or with patterns that look old, every container takes this way, which is only slower.
@@ -44,10 +80,4 @@ def decide(config: dict[str, Any], request: ContainerRequest, installed: Install
         compiling.write(compiled, table.place(installed.state_dir))
     with contextlib.suppress(OSError):
         compiling.write_patterns(compiled)
-    result = compiled.injector.inject(request)
-    if result is None:
-        return None
-    if isinstance(result, Injection):
-        nested = table.outer_uid() is not None
-        return editing.put_in(config, result.names, edits_to_dict(result.edits), nested=nested)
-    return editing.skip(config, result.error)
+    return compiled

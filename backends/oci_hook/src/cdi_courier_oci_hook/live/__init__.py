@@ -1,0 +1,1 @@
+"""Injection into a container that exists already: light modules, each with one part of it."""

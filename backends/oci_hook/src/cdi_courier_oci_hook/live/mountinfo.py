@@ -1,0 +1,66 @@
+"""What ``/proc/PID/mountinfo`` says: bytes in, mounts by their number out. Light module; it reads nothing.
+
+Source: proc_pid_mountinfo(5).
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Mount:
+    """One mount.
+
+    device: ``MAJOR:MINOR`` of the file system, the same for all its mounts. point: where it is mounted, as
+    the reader of mountinfo sees it. options: of this mount. shared: whether what is mounted on it appears at
+    its peers. type: of the file system.
+    """
+
+    __slots__ = ("device", "options", "point", "shared", "type")
+
+    def __init__(self, device: str, point: str, options: Iterable[str], type_: str, *, shared: bool) -> None:
+        self.device = device
+        self.point = point
+        self.options = frozenset(options)
+        self.shared = shared
+        self.type = type_
+
+
+def parse(data: bytes) -> dict[int, Mount]:
+    """Mounts by number. Lines that are not as documented are left out: nothing is concluded from them."""
+    mounts = {}
+    for line in data.split(b"\n"):
+        words = line.split(b" ")
+        try:
+            # An unknown number of optional fields ends with a dash.
+            dash = words.index(b"-", 6)
+            number = int(words[0])
+            device, point, options, kind = words[2], words[4], words[5], words[dash + 1]
+        except (ValueError, IndexError):
+            continue
+        mounts[number] = Mount(
+            device.decode("ascii", "replace"),
+            os.fsdecode(_plain(point)),
+            options.decode("ascii", "replace").split(","),
+            kind.decode("ascii", "replace"),
+            shared=any(word.startswith(b"shared:") for word in words[6:dash]),
+        )
+    return mounts
+
+
+def _plain(text: bytes) -> bytes:
+    r"""Without the escapes of blank, tab, line feed and backslash: ``\040`` and so on."""
+    if b"\\" not in text:
+        return text
+    first, *rest = text.split(b"\\")
+    plain = [first]
+    for part in rest:
+        try:
+            plain.append(bytes([int(part[:3], 8)]) + part[3:])
+        except ValueError:
+            plain.append(b"\\" + part)
+    return b"".join(plain)

@@ -1,0 +1,219 @@
+"""Containers made with an OCI runtime by hand, on a host whose cgroup layout can be chosen.
+
+The host is a mount namespace: version 1 alone, version 2 alone, or both side by side.
+It must not know what is done to the containers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import cdi_courier
+import cdi_courier_oci_hook
+
+from .containerd import crun_of, runc_of
+from .packages import Packages
+from .waiting import wait_for
+
+RUNTIMES = {
+    "runc 1.1": (runc_of, "bookworm"),
+    "runc 1.3": (runc_of, "sid"),
+    "crun 1.8": (crun_of, "bookworm"),
+    "crun 1.28": (crun_of, "sid"),
+}
+"""What is run, and how its program is found."""
+
+LAYOUTS = ("v1", "v2", "hybrid")
+
+_TIMEOUT = 30.0
+_SOURCES = [str(Path(str(module.__file__)).parents[1]) for module in (cdi_courier, cdi_courier_oci_hook)]
+_INTERPRETER = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+
+_SETUP = """\
+set -eu
+mount --make-rprivate /
+case {layout} in
+v2) mount -t cgroup2 cgroup2 /sys/fs/cgroup ;;
+*)
+    mount -t tmpfs -o mode=0755 cgroup /sys/fs/cgroup
+    for name in cpu cpuacct cpuset memory devices freezer blkio pids; do
+        mkdir /sys/fs/cgroup/$name
+        mount -t cgroup -o $name cgroup /sys/fs/cgroup/$name || rmdir /sys/fs/cgroup/$name
+    done
+    [ -d /sys/fs/cgroup/devices ]
+    mkdir /sys/fs/cgroup/systemd
+    mount -t cgroup -o none,name=systemd cgroup /sys/fs/cgroup/systemd
+    if [ {layout} = hybrid ]; then
+        mkdir /sys/fs/cgroup/unified
+        mount -t cgroup2 cgroup2 /sys/fs/cgroup/unified
+    fi ;;
+esac
+touch {root}/ready
+exec sleep 3600
+"""
+
+
+class OciHost:
+    """A mount namespace with one of `LAYOUTS`; a context manager. root: a folder for what a test needs."""
+
+    def __init__(self, packages: Packages, layout: str) -> None:
+        self.layout = layout
+        self.cgroup = f"/cdi-courier-{os.getpid()}-{layout}"
+        """The cgroup that is above those of the containers."""
+        self._packages = packages
+        self._busybox = packages.fetch("busybox-static", "bookworm") / "bin/busybox"
+        self._count = 0
+
+    def __enter__(self) -> OciHost:
+        self.root = Path(tempfile.mkdtemp(prefix="cdi-oci-"))
+        setup = _SETUP.format(layout=self.layout, root=self.root)
+        with (self.root / "setup.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                ["unshare", "--mount", "sh", "-c", setup], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        ready = self.root / "ready"
+        wait_for(lambda: ready.exists() or self._process.poll() is not None, 10, "the namespace")
+        if not ready.exists():
+            said = (self.root / "setup.log").read_text()
+            self.__exit__()
+            raise RuntimeError(f"the host cannot be made: {said}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(RuntimeError):
+            self.shell(f"find /sys/fs/cgroup -depth -type d -path '*{self.cgroup}*' -exec rmdir {{}} \\;")
+        self._process.kill()
+        self._process.wait()
+        shutil.rmtree(self.root)
+
+    def run(self, *argv: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run a program in the namespace."""
+        done = subprocess.run(
+            ["nsenter", f"--mount=/proc/{self._process.pid}/ns/mnt", "--", *map(str, argv)],
+            cwd="/",
+            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT,
+            check=False,
+        )
+        if check and done.returncode:
+            raise RuntimeError(f"{argv}: {done.stdout}{done.stderr}")
+        return done
+
+    def shell(self, script: str) -> str:
+        """Run a shell script in the namespace and return what it prints."""
+        return self.run("sh", "-c", script).stdout
+
+    def python(self, script: str, *, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run Python there as the installed hook is run: bare, with the product's path alone."""
+        script = f"import sys; sys.path += {_SOURCES!r}\n{script}"
+        return self.run(_INTERPRETER, "-I", "-S", "-c", script, check=check)
+
+    def folder(self, cgroup: str) -> Path:
+        """The directory of a cgroup, as seen in the namespace, in the hierarchy that filters devices."""
+        return Path("/sys/fs/cgroup" + ("" if self.layout == "v2" else "/devices") + cgroup)
+
+    @contextlib.contextmanager
+    def container(
+        self, runtime: str, *, cgroups_path: str | None = None, devices: Sequence[dict[str, Any]] = ()
+    ) -> Iterator[Container]:
+        """A container that is created and not started. devices: more of ``linux.resources.devices``."""
+        find, suite = RUNTIMES[runtime]
+        self._count += 1
+        name = f"c{self._count}"
+        bundle = self.root / name
+        made = Container(self, find(self._packages, suite), bundle, cgroups_path or f"{self.cgroup}/{name}")
+        made.create(self._busybox, devices)
+        try:
+            yield made
+        finally:
+            made.call("delete", "--force", name, check=False)
+
+
+class Container:
+    """A container whose process sleeps. pid: of that process."""
+
+    def __init__(self, host: OciHost, program: Path, bundle: Path, cgroups_path: str) -> None:
+        self.host = host
+        self.name = bundle.name
+        self.cgroups_path = cgroups_path
+        self.pid = 0
+        self._program = program
+        self._bundle = bundle
+
+    def create(self, busybox: Path, devices: Sequence[dict[str, Any]]) -> None:
+        """Write the bundle and have it created."""
+        programs = self._bundle / "rootfs/bin"
+        programs.mkdir(parents=True)
+        shutil.copy2(busybox, programs / "busybox")
+        for applet in ("sh", "sleep", "mknod", "cat"):
+            (programs / applet).symlink_to("busybox")
+        (self._bundle / "config.json").write_text(json.dumps(_config(self.cgroups_path, devices)))
+        pid_file = self._bundle / "pid"
+        self.call("create", "--bundle", str(self._bundle), "--pid-file", str(pid_file), self.name)
+        self.pid = int(pid_file.read_text())
+
+    def start(self) -> None:
+        """Start it."""
+        self.call("start", self.name)
+
+    def execute(self, script: str) -> str:
+        """Run a shell script inside and return what it prints."""
+        return self.call("exec", self.name, "sh", "-c", script).stdout
+
+    def use(self, device: str, access: str = "rw") -> str:
+        """Open a character device inside. device: ``MAJOR:MINOR``; returns the error's words, or "opened"."""
+        major, _, minor = device.partition(":")
+        path = f"/dev/t{major}-{minor}"
+        redirection = {"r": "<", "w": ">>", "rw": "<>"}[access]
+        said = self.execute(
+            f"[ -e {path} ] || mknod {path} c {major} {minor} || exit 1; "
+            f"(exec 3{redirection}{path}) 2>&1 && echo opened; true"
+        )
+        return said.strip().rpartition(": ")[2]
+
+    def call(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Call the runtime. Its files are the container's output too, so none is a pipe."""
+        log = self._bundle / "said"
+        script = f'exec "$@" >{log} 2>&1'
+        root = self.host.root / "state"
+        done = self.host.run("sh", "-c", script, "sh", self._program, "--root", root, *arguments, check=False)
+        done.stdout = log.read_text()
+        if check and done.returncode:
+            raise RuntimeError(f"{self._program.name} {arguments}: {done.stdout}{done.stderr}")
+        return done
+
+
+def _config(cgroups_path: str, devices: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    capabilities = ["CAP_MKNOD", "CAP_DAC_OVERRIDE", "CAP_SYS_ADMIN"]
+    return {
+        "ociVersion": "1.0.2",
+        "process": {
+            "user": {"uid": 0, "gid": 0},
+            "args": ["sleep", "3600"],
+            "env": ["PATH=/bin"],
+            "cwd": "/",
+            "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), capabilities),
+        },
+        "root": {"path": "rootfs"},
+        "mounts": [
+            {"destination": "/proc", "type": "proc", "source": "proc"},
+            {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]},
+        ],
+        "linux": {
+            "cgroupsPath": cgroups_path,
+            "namespaces": [{"type": name} for name in ("pid", "mount", "ipc", "uts")],
+            "resources": {"devices": [{"allow": False, "access": "rwm"}, *devices]},
+        },
+    }
