@@ -154,3 +154,24 @@ def test_it_looks_again_when_woken_and_ends_when_stopped() -> None:
     thread.join(10)
 
     assert not thread.is_alive()
+
+
+def test_what_will_end_is_said_when_it_is_seen(caplog: pytest.LogCaptureFixture) -> None:
+    """A backend's warning is part of the line, which is said again when the warning changes."""
+    warnings = iter(["", "the file is gone", "the file is gone", ""])
+
+    class Warner:
+        name = "nri"
+
+        def offer(self, *_: object) -> Offer:
+            return Offer("nri", "full", "nothing", "it is on", warning=next(warnings))
+
+    watch = Watch(SETTINGS, Plugins({"nri": Warner()}), Hosts(Host((containerd(),))))  # type: ignore[dict-item]
+    for _ in range(4):
+        watch.look()
+
+    assert [record.getMessage().partition("it is on")[2] for record in caplog.records] == [
+        "",
+        "; nri: the file is gone",
+        "",
+    ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from cdi_courier.errors import HostError
 from cdi_courier.hookspecs import API_VERSION, Backend, Offer, ServeContext, hookimpl
 
-from . import offers
+from . import offers, ways
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,9 +68,16 @@ class CriODropInBackend:
 
         return canary_.run(runtime.endpoint, settings.oci_hook.handler)
 
-    def undeliverable(self, _: Runtime, __: Injection, ___: Settings) -> Sequence[tuple[str, str]]:
-        """It delivers nothing itself."""
-        return ()
+    def undeliverable(
+        self, runtime: Runtime, injection: Injection, settings: Settings
+    ) -> Sequence[tuple[str, str]]:
+        """What the backend loses that really delivers, or would."""
+        made = self.offer(runtime, settings)
+        # The wrapper loses nothing.
+        if made.via == "oci_hook" and made.fidelity == "full":
+            return ()
+        delivering = ways.backend(made.via)
+        return () if delivering is None else delivering.undeliverable(runtime, injection, settings)
 
     def probe(self, _: Runtime, __: Settings) -> str:
         """Nothing to touch; `prove` does, after an installation."""

@@ -10,6 +10,7 @@ from attrs import evolve
 
 if TYPE_CHECKING:
     from cdi_courier.changes import FileChange
+    from cdi_courier.hookspecs import Backend
     from cdi_courier.settings import Settings
 
 _KIND: Final = "cri-o"
@@ -19,6 +20,19 @@ _GATE: Final = "cdi-courier-cri-o"
 def has_nri() -> bool:
     """Whether the NRI backend is installed."""
     return importlib.util.find_spec("cdi_courier_nri") is not None
+
+
+def backend(name: str) -> Backend | None:
+    """The backend that delivers, by its name; None for any other."""
+    if name == "nri" and has_nri():
+        from cdi_courier_nri import backend as nri
+
+        return nri.cdi_courier_backend()
+    if name == "oci_hook":
+        from cdi_courier_oci_hook import backend as oci_hook
+
+        return oci_hook.cdi_courier_backend()
+    return None
 
 
 def gate_files(settings: Settings, real: str) -> tuple[FileChange, ...]:
