@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import pytest
 from cdi_courier.changes import ChangeSet
-from cdi_courier.errors import CourierError, DeliveryError
+from cdi_courier.errors import CourierError
 from cdi_courier.host.model import Fact, Runtime
 from cdi_courier.settings import AnnotationsSettings, OciHookSettings, Settings
 from cdi_courier_oci_hook import podman
@@ -208,9 +208,3 @@ def test_a_rootless_user_is_told_to_install_as_root() -> None:
     """One installation serves all users."""
     with pytest.raises(CourierError, match=r"HOK103"):
         plan(host(rootless=True))
-
-
-def test_other_runtimes_cannot_be_installed_for_yet() -> None:
-    """Their offers say so, and so does the plan."""
-    with pytest.raises(DeliveryError, match=r"DLV002.*not built yet"):
-        plan(Runtime("cri-o", "cri-o"))

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from cdi_courier.cdi.edits import edits_to_dict
 from cdi_courier.errors import DeliveryError
 from cdi_courier.hookspecs import API_VERSION, Backend, Offer, ServeContext, hookimpl
 
-from . import podman, wrapping
+from . import crio_hook, hook, podman, wrapping
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +27,7 @@ NAME: Final = "oci_hook"
 WAYS: Final = ("precreate", "wrapper", "hook")
 """The entry points of this backend, best first."""
 
-BUILT: Final = ("precreate", "wrapper")
+BUILT: Final = ("precreate", "wrapper", "hook")
 """Those of `WAYS` that can be installed and deliver."""
 
 
@@ -49,6 +50,8 @@ class OciHookBackend:
             return Offer(NAME, offer.fidelity, "impossible", f"{offer.reason}; that is not built yet")
         if way == "precreate" and podman.is_installed(runtime):
             return Offer(NAME, offer.fidelity, "nothing", "its precreate hook is installed")
+        if way == "hook" and crio_hook.is_installed(runtime):
+            return Offer(NAME, offer.fidelity, "nothing", "its createRuntime hook is installed")
         return offer
 
     def plan(self, runtime: Runtime, settings: Settings) -> ChangeSet:
@@ -63,13 +66,17 @@ class OciHookBackend:
             from . import docker
 
             return docker.plan(runtime, settings)
+        if runtime.kind == "cri-o" and "hook" in self._built:
+            return crio_hook.plan(runtime, settings)
         raise DeliveryError(
             "DLV002", f"backend {NAME} cannot be installed: {self.offer(runtime, settings).reason}"
         )
 
-    def undeliverable(self, _: Runtime, __: Injection, ___: Settings) -> Sequence[tuple[str, str]]:
-        """Nothing that it delivers yet is lost."""
-        return ()
+    def undeliverable(self, runtime: Runtime, injection: Injection, _: Settings) -> Sequence[tuple[str, str]]:
+        """Of edits of a config nothing is lost; much of what is injected into a container that exists."""
+        if runtime.kind != "cri-o":
+            return ()
+        return hook.undeliverable_edits(edits_to_dict(injection.edits))
 
     def probe(self, _: Runtime, __: Settings) -> str:
         """Nothing to touch."""

@@ -6,13 +6,12 @@ commands and for offers, never per container; what only commands need is importe
 
 from __future__ import annotations
 
-import json
 import os
 from typing import TYPE_CHECKING, Final
 
 from cdi_courier.errors import HostError, quoted
 
-from . import installation, precreate
+from . import hooksd, installation, precreate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,9 +28,6 @@ HOOK: Final = f"{HOOKS_DIR}/cdi-courier.json"
 DROP_IN: Final = "/etc/containers/containers.conf.d/90-cdi-courier.conf"
 
 _NAME = "oci_hook"
-# The hook gets this environment and nothing else. Without a locale Python looks for one.
-_ENVIRONMENT = ("PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8")
-_META = frozenset(r"\.+*?()|[]{}^$")
 
 
 def is_installed(runtime: Runtime) -> bool:
@@ -99,22 +95,8 @@ def _hook(settings: Settings, families: Sequence[KeyFamily]) -> bytes:
         origin="local",
     )
     script = precreate.command(installed, installation.package_path())
-    program = installation.bare_interpreter()
-    told = "journalctl -t cdi-courier" if settings.oci_hook.log == "journal" else settings.oci_hook.log
-    document = {
-        "version": "1.0.0",
-        "hook": {
-            "path": program,
-            # When the hook refuses a container, Podman prints these and nothing that the hook says. The
-            # last is for whoever reads that.
-            "args": [program, "-I", "-S", "-c", script, f"the cause is in: {told}"],
-            "env": list(_ENVIRONMENT),
-            "timeout": settings.oci_hook.timeout,
-        },
-        "when": {"annotations": {_any_of(_keys(families)): ".*"}},
-        "stages": ["precreate"],
-    }
-    return json.dumps(document, indent=2).encode() + b"\n"
+    keys = [(key, False) for key in _keys(families)]
+    return hooksd.document(script, keys, "precreate", settings)
 
 
 def _drop_in(hooks_dirs: Sequence[str]) -> bytes:
@@ -133,8 +115,3 @@ def _notes(families: Sequence[KeyFamily]) -> Iterator[str]:
 def _keys(families: Sequence[KeyFamily]) -> list[str]:
     """The keys that ask. Those that name the container are left out: Podman does not tell a hook its name."""
     return list(dict.fromkeys(key for forms, _ in families for key, scoped in forms if not scoped))
-
-
-def _any_of(keys: Sequence[str]) -> str:
-    """A regular expression of Go's that matches exactly these."""
-    return "^(" + "|".join("".join(f"\\{c}" if c in _META else c for c in key) for key in keys) + ")$"

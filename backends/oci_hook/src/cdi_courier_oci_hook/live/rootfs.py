@@ -241,9 +241,8 @@ class Rootfs:
 
     def _open_child(self, folder: int, name: str, *, directory: bool) -> int:
         try:
-            return syscalls.openat2(
-                folder, name, os.O_PATH | os.O_NOFOLLOW | (os.O_DIRECTORY if directory else 0), _CHILD
-            )
+            # Without O_NOFOLLOW: with it, a descriptor of the link itself would come out.
+            return syscalls.openat2(folder, name, os.O_PATH | (os.O_DIRECTORY if directory else 0), _CHILD)
         except OSError as error:
             if error.errno not in (errno.ELOOP, errno.ENOTDIR):
                 raise
