@@ -243,6 +243,7 @@ def _note(path: str, container: str, env: Sequence[str]) -> None:
     temporary = os.path.join(os.path.dirname(folder), f".{RECORDS}.{os.getpid()}")
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
+        _unlink(temporary)  # of a killed process that had our number
         _write_new(temporary, fastjson.dumps(list(env)), None)
         os.rename(temporary, path)
     except OSError as error:
