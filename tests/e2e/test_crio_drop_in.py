@@ -323,6 +323,37 @@ def test_the_daemon_says_when_the_drop_in_will_not_outlast_a_restart(site: Site)
         courier.wait_for_log(f"{site.drop_in} is gone, so that it ends when CRI-O is restarted")
 
 
+# The hook
+
+
+@pytest.mark.parametrize("mode", ["auto", "hook"])
+def test_without_a_restart_the_hook_serves_until_a_better_way_comes(site: Site, mode: str) -> None:
+    """CRI-O goes on running, the hook is active, and with NRI on it is gone; undoing leaves nothing."""
+    site.told(cri_o_drop_in={"mode": mode})
+    before, pid = site.files(), site.crio.pid
+    output = site.install("--no-restart")
+    report = site.doctor()
+
+    assert "to make it effective" not in output
+    assert site.crio.pid == pid
+    hook = json.loads((site.crio.hooks / "cdi-courier.json").read_text())
+    assert hook["stages"] == ["createRuntime"]
+    assert report["active"] == ("oci_hook" if mode == "auto" else "cri_o_drop_in")
+    assert start_again(site), site.crio.log
+    site.told(cri_o_drop_in={"mode": "auto"})
+    site.install("--apply")
+    assert not (site.crio.hooks / "cdi-courier.json").exists()
+    assert site.doctor()["active"] == "nri"
+    site.uninstall("--apply")
+    assert site.files() == before
+
+
+def start_again(site: Site) -> bool:
+    """Whether it starts with its files as they are."""
+    stop(site.crio.root)
+    return start(site.crio.root)
+
+
 # A CRI-O that does not run
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,13 @@ from typing import Any
 import pytest
 from cdi_courier import changes
 from cdi_courier.host import gate_users
+from cdi_courier.host.model import Fact, Runtime
+from cdi_courier.settings import OciHookSettings, Settings
+from cdi_courier_oci_hook import wrapping
+from cdi_courier_oci_hook.backend import BUILT, OciHookBackend
 from click.testing import Result
-from support.containerd import SUITES_1_6, SUITES_1_7, SUITES_2
+from support.containerd import SUITES_1_6, SUITES_1_7, SUITES_2, packaged
+from support.containerd_files import HANDLED, Files
 from support.cri import CriError, Pod
 from support.installing import Restarter, courier, files_of, keep_files
 from support.lab import Lab
@@ -112,6 +118,87 @@ def refusal(host: Host, pod: Pod, name: str = "c1") -> str:
 def environment(host: Host, container: str) -> str:
     """The variables of the container's first process."""
     return shell(host.lab, container, "tr '\\0' '\\n' < /proc/1/environ")[1]
+
+
+# What containerd makes of its files
+
+
+def dump(containerd: Path, main: Path) -> dict[str, Any]:
+    """Its whole configuration as it understands it, without what is empty or names the files."""
+    done = subprocess.run(
+        [containerd, "-c", main, "config", "dump"], capture_output=True, check=True, timeout=30
+    )
+    document = tomllib.loads(done.stdout.decode())
+    document.pop("imports", None)
+    full: dict[str, Any] = filled(document)
+    return full
+
+
+def filled(value: Any) -> Any:
+    if isinstance(value, dict):
+        inner = {key: filled(item) for key, item in value.items() if key != "sandbox_mode"}
+        return {key: item for key, item in inner.items() if item not in ("", 0, [], {}, None)}
+    return value
+
+
+def handlers(document: dict[str, Any]) -> dict[str, Any]:
+    """The table of the CRI's plugin that has them."""
+    tables = [plugin.get("containerd", {}) for plugin in document["plugins"].values()]
+    (found,) = [table for table in tables if "runtimes" in table]
+    return found
+
+
+def readers(files: Files) -> list[str]:
+    """The containerds that read this host's files: the one that they are for, and newer and older ones."""
+    return ["2.1"] if files.version.startswith("2") else ["1.6", "1.7", "2.1"]
+
+
+@pytest.fixture(scope="module")
+def binaries(packages: Packages) -> dict[str, Path]:
+    """containerd's program, by version."""
+    suites = {"1.6": SUITES_1_6, "1.7": SUITES_1_7, "2.1": SUITES_2}
+    return {name: packaged(packages, suite).containerd for name, suite in suites.items()}
+
+
+@pytest.mark.parametrize(
+    ("files", "reader"),
+    [
+        pytest.param(files, reader, id=f"{name}-{reader}")
+        for name, files in HANDLED.items()
+        for reader in readers(files)
+    ],
+)
+def test_containerd_makes_of_the_files_what_is_meant(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    binaries: dict[str, Path],
+    files: Files,
+    reader: str,
+):
+    """There is one handler more, which is the default, and nothing else of the configuration is different."""
+    monkeypatch.setattr(changes, "FOLDER", str(tmp_path / "state"))
+    monkeypatch.setattr(wrapping, "real_runtime", lambda *_: "/usr/bin/true")
+    main = files.write(tmp_path / "etc")
+    if files.main is None:
+        main.write_text("version = 2\n")
+    before = dump(binaries[reader], main)
+    version = files.version if files.version.startswith(reader[:2]) else f"{reader}.0"
+    runtime = Runtime("containerd", "containerd", version, "", {"config": Fact(str(main), "a test")})
+    told = Settings(oci_hook=OciHookSettings(gate_dir=str(tmp_path / "bin")))
+    changes.apply(OciHookBackend(BUILT).plan(runtime, told), folder=changes.FOLDER)
+    after = dump(binaries[reader], main)
+
+    table, old = handlers(after), handlers(before)
+    ours = table["runtimes"].pop(HANDLER)
+    assert ours.pop("options")["BinaryName"] == str(tmp_path / "bin/cdi-courier-containerd")
+    assert ours.pop("pod_annotations") == [f"{DOMAIN}/*", DOMAIN]
+    copied = {**old["runtimes"][old["default_runtime_name"]]}
+    copied.pop("options", None)
+    # Who is added has this by default, as runc has, but only of runc is it in the dump.
+    assert {**ours, "sandboxer": ""} == {**copied, "sandboxer": ""}
+    assert table["default_runtime_name"] == HANDLER
+    table["default_runtime_name"] = old["default_runtime_name"]
+    assert after == before
 
 
 # What containers get

@@ -6,7 +6,7 @@ It must not know what is made of them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 _DATA = Path(__file__).parents[1] / "data/runtimes"
@@ -127,3 +127,17 @@ VERSION_1 = f"""\
 {NRI}
   disable = false
 """
+
+
+def _with_handlers(files: Files) -> Files:
+    """The same with the handler defined that is its default, without which it would run no pods."""
+    text = files.main or ""
+    if 'default_runtime_name = "crun"' not in text:
+        return files
+    newline = "\r\n" if "\r\n" in text else "\n"
+    lines = ["", f"[{CRI}.containerd.runtimes.crun]", 'runtime_type = "io.containerd.runc.v2"', ""]
+    return replace(files, main=text.rstrip("\r\n") + newline + newline.join(lines))
+
+
+HANDLED = {name: _with_handlers(files) for name, files in OFF.items() if name != "inline-tables"}
+"""`OFF`, where a handler can be added by files alone: not to tables that are written inline."""

@@ -16,6 +16,7 @@ from cdi_courier.cli import command
 from cdi_courier.cli import install as install_command
 from cdi_courier.errors import HostError, PluginError
 from cdi_courier.hookspecs import API_VERSION, Offer
+from cdi_courier.host import gate_users
 from cdi_courier.host.model import Fact, Host, Runtime
 from cdi_courier.plugins import Plugins
 from click.testing import CliRunner, Result
@@ -472,6 +473,138 @@ def test_uninstall_refuses_what_was_changed_since(bench: Bench):
     assert bench.main.read_bytes() == b"theirs"
     bench.invoke("uninstall", "--force")
     assert not bench.installed
+
+
+# Files that containers depend on
+
+
+class Gated(Bench):
+    """As its base, but a wrapper is installed as well. calls: whether the running daemon calls it."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(root, monkeypatch)
+        self.gate = root / "bin/gate"
+        self.calls = True
+        self.tells = True
+        self.users: tuple[str, ...] = ()
+        own = FileChange(str(self.gate), b"#!/bin/sh\n", "the gate", mode=0o755, held=True)
+        self.planned(files=(own, *self.plan(Runtime("containerd", "containerd")).files))
+        monkeypatch.setattr("cdi_courier.host.describe.describe", lambda _: self.live())
+        monkeypatch.setattr(gate_users, "users", lambda path, _: self.users if path == str(self.gate) else ())
+
+    def live(self) -> Host:
+        """The description; after a restart, what the files say is in force."""
+        if self.runs and not self.drop_in.exists():
+            self.calls = False
+        path = str(self.gate) if self.calls else "/usr/sbin/runc"
+        facts = {"handlers": Fact({"h": {"type": "t", "path": path}}, "a test")} if self.tells else {}
+        return Host(tuple(Runtime(key, "containerd", "1.7.24", "", facts) for key in self.keys))
+
+
+@pytest.fixture
+def gated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gated:
+    """A wrapper is installed and called, and no container uses it."""
+    gated = Gated(tmp_path, monkeypatch)
+    gated.invoke("install")
+    return gated
+
+
+@pytest.mark.parametrize("option", ["--no-restart", "--force", "--apply", "--dry-run"])
+def test_nothing_is_undone_while_a_container_uses_what_would_go(gated: Gated, option: str):
+    """The containers are named; force does not help."""
+    gated.users = tuple(f"ns/pod{number}/c" for number in range(25))
+    output = gated.invoke("uninstall", option, code=1).output
+
+    assert "CHG011: 25 containers use" in output
+    assert "ns/pod0/c, " in output
+    assert "and 5 more" in output
+    assert gated.installed
+    assert gated.gate.exists()
+
+
+def test_what_cannot_be_told_counts_as_used(gated: Gated, monkeypatch: pytest.MonkeyPatch):
+    """Without permission to look, nothing is undone."""
+
+    def refuse(*_: object) -> tuple[str, ...]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(gate_users, "users", refuse)
+
+    assert "CHG011: cannot tell" in gated.invoke("uninstall", code=1).output
+    assert gated.installed
+
+
+@pytest.mark.parametrize("tells", [True, False], ids=["it-says-so", "it-does-not-tell"])
+def test_what_the_daemon_may_call_stays_until_its_restart(gated: Gated, tells: bool):
+    """The configuration is put back at once; called again after the restart, the rest goes."""
+    gated.tells = tells
+    output = gated.invoke("uninstall").output
+
+    assert not gated.drop_in.exists()
+    assert gated.main.read_bytes() == OLD
+    assert gated.gate.exists()
+    assert f"then again: cdi-courier uninstall, which removes {gated.gate}" in output
+    assert "is uninstalled" not in output
+    gated.calls, gated.tells = False, True
+    assert gated.invoke("uninstall").output.endswith(
+        f"containerd: removed {gated.gate}\ncontainerd: fake is uninstalled\n"
+    )
+    assert not gated.installed
+    assert not gated.gate.exists()
+
+
+def test_apply_restarts_between_the_two(gated: Gated):
+    """One call puts the configuration back, restarts, and removes the gate."""
+    output = gated.invoke("uninstall", "--apply").output
+
+    assert gated.runs == 1
+    assert output.endswith(f"containerd: removed {gated.gate}\ncontainerd: fake is uninstalled\n")
+    assert not gated.gate.exists()
+    assert not gated.installed
+
+
+def test_a_container_of_the_last_moment_keeps_the_gate(gated: Gated, monkeypatch: pytest.MonkeyPatch):
+    """One that is made before the restart is seen after it, and told."""
+    answers = iter([(), ("ns/late/c",)])
+    monkeypatch.setattr(gate_users, "users", lambda *_: next(answers))
+    output = gated.invoke("uninstall", "--apply", code=1).output
+
+    assert "CHG011: 1 container uses" in output
+    assert "ns/late/c" in output
+    assert gated.gate.exists()
+    assert not gated.drop_in.exists()
+
+
+def test_a_restart_that_did_not_help_keeps_the_gate(gated: Gated, monkeypatch: pytest.MonkeyPatch):
+    """A command that restarts something else leaves a daemon that still calls it."""
+    gated.settings = '[runtimes]\ncontainerd = {restart = "true"}\n'
+    output = gated.invoke("uninstall", "--apply", code=1).output
+
+    assert "CHG013" in output
+    assert gated.gate.exists()
+
+
+def test_a_runtime_that_does_not_run_calls_nothing(gated: Gated):
+    """All goes at once."""
+    gated.keys = []
+    output = gated.invoke("uninstall").output
+
+    assert "is uninstalled" in output
+    assert not gated.gate.exists()
+
+
+@pytest.mark.parametrize("users", [(), ("ns/p/c",)], ids=["unused", "used"])
+def test_a_failed_installation_takes_back_only_a_gate_that_nobody_uses(gated: Gated, users: tuple[str, ...]):
+    """Installed anew over one in use, it stays though the new configuration does not."""
+    gated.users, gated.calls = users, False
+    plan = gated.plans(Runtime("containerd", "containerd"))
+    newer = attrs.evolve(plan.files[0], content=b"#!/bin/sh\n# newer\n")
+    gated.planned(files=(newer, *plan.files[1:]), restart="false")
+    output = gated.invoke("install", "--apply", code=1).output
+
+    assert "CHG007" in output
+    assert gated.main.read_bytes() == OLD
+    assert gated.gate.exists() == bool(users)
 
 
 # What a backend may have beside

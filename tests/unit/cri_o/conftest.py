@@ -10,13 +10,13 @@ from typing import Any
 import attrs
 import pytest
 from cdi_courier import changes
-from cdi_courier.changes import ChangeSet, FileChange
+from cdi_courier.changes import ChangeSet
 from cdi_courier.errors import CourierError
 from cdi_courier.host import crio
 from cdi_courier.host.answers import Findings
 from cdi_courier.host.model import Runtime
 from cdi_courier.settings import Settings
-from cdi_courier_cri_o import configuration, dryrun, install, ways
+from cdi_courier_cri_o import configuration, dryrun, install
 from cdi_courier_cri_o.backend import CriODropInBackend
 
 GATE = "/var/lib/cdi-courier/bin/cdi-courier-cri-o"
@@ -103,17 +103,6 @@ def tree(root: Path) -> Tree:
     }
 
 
-def stub_hook(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hook as its package writes it, as far as the drop-in depends on it."""
-    monkeypatch.setattr(
-        ways,
-        "hook_files",
-        lambda _, directory: (
-            FileChange(f"{directory}/cdi-courier.json", b'{"stages": ["createRuntime"]}\n', "a hook"),
-        ),
-    )
-
-
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     """CRI-O 1.28 with NRI off and one handler."""
@@ -129,7 +118,6 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     monkeypatch.setattr(dryrun, "program", lambda _: "")
     monkeypatch.setattr(changes, "FOLDER", made.state)
     made.told(oci_hook={"gate_dir": str(tmp_path / "bin")})
-    stub_hook(monkeypatch)
     return made
 
 

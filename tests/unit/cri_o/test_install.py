@@ -168,8 +168,8 @@ def test_a_handler_stays_when_nri_takes_over(site: Site) -> None:
 
 @pytest.fixture
 def hooks(tmp_path: Path) -> list[str]:
-    """Two directories that CRI-O watches; the second is in /etc, as far as a test can have that."""
-    made = [tmp_path / "usr/hooks.d", tmp_path / "etc-hooks.d"]
+    """Two directories that CRI-O watches; the last is where the hook's package looks."""
+    made = [tmp_path / "usr/hooks.d", tmp_path / "run/hooks.d"]
     for path in made:
         path.mkdir(parents=True)
     return [str(path) for path in made]
@@ -183,7 +183,7 @@ def test_without_a_restart_a_hook_is_installed_where_cri_o_watches(site: Site, h
     site.apply(plan)
 
     assert plan.restart == ""
-    assert [change.path for change in plan.files] == [f"{hooks[0]}/cdi-courier.json"]
+    assert [change.path for change in plan.files] == [f"{hooks[1]}/cdi-courier.json"]
     assert any("needs a restart, which is not allowed" in note for note in plan.notes)
     assert site.plan(restart=False, hooks_dirs=hooks).files == ()
     site.undo()
@@ -215,7 +215,7 @@ def test_the_hook_goes_when_a_better_way_comes(site: Site, hooks: list[str]) -> 
     site.apply(site.plan(restart=False, hooks_dirs=hooks))
     site.apply(site.plan(hooks_dirs=hooks))
 
-    assert not os.path.exists(f"{hooks[0]}/cdi-courier.json")
+    assert not os.path.exists(f"{hooks[1]}/cdi-courier.json")
     assert site.drop_in.exists()
     site.undo()
     (site.root / "state").rmdir()

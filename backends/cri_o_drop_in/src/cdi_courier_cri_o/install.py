@@ -72,7 +72,7 @@ def plan(runtime: Runtime, settings: Settings, *, restart: bool = True) -> Chang
         dryrun.check(crio, found, content, _keys(tables))
     else:
         notes.append("CRI-O's program was not found, so that it could not read the drop-in for a try")
-    files = (*_obsolete(runtime, settings), *files, FileChange(found.drop_in, content, offers.WHAT[mode]))
+    files = (*_obsolete(runtime), *files, FileChange(found.drop_in, content, offers.WHAT[mode]))
     if offers.offer(runtime, settings).needs == "nothing" and not _changed(files):
         return ChangeSet(offers.NAME, runtime.key, notes=(f"{runtime.key} is set up already",))
     notes += [f"not verified: {what}" for what in found.unverified]
@@ -119,8 +119,9 @@ def _handler(
 
 def _hook(runtime: Runtime, settings: Settings, notes: list[str]) -> ChangeSet:
     directories = offers.hooks_dirs(runtime)
-    # What CRI-O watches already, best /etc; of a directory that it was not started with it knows nothing.
-    for directory in sorted(directories, key=lambda path: not path.startswith("/etc/")):
+    # What CRI-O watches already, best where the hook's package looks; of any other it knows nothing.
+    preferred = ways.hook_directory(runtime)
+    for directory in sorted(directories, key=lambda path: os.path.normpath(path) != preferred):
         if os.path.isdir(directory) and os.access(directory, os.W_OK) and not _is_read_only(directory):
             break
     else:
@@ -133,6 +134,7 @@ def _hook(runtime: Runtime, settings: Settings, notes: list[str]) -> ChangeSet:
     if not _changed(files):
         return ChangeSet(offers.NAME, runtime.key, notes=(f"{runtime.key} is set up already",))
     notes.append("CRI-O reads the hook for the next container; nothing is restarted")
+    notes.append("env, additional groups and hooks of later stages are not delivered this way")
     return ChangeSet(offers.NAME, runtime.key, files, "", tuple(notes))
 
 
@@ -140,9 +142,9 @@ def _is_read_only(directory: str) -> bool:
     return bool(os.statvfs(directory).f_flag & os.ST_RDONLY)
 
 
-def _obsolete(runtime: Runtime, settings: Settings) -> Iterator[FileChange]:
+def _obsolete(runtime: Runtime) -> Iterator[FileChange]:
     """The hook of an earlier installation: two ways at once would deliver twice."""
-    path = offers.hook_of(runtime, settings)
+    path = offers.hook_of(runtime)
     if path:
         yield FileChange(path, None, "the hook is not needed any more")
 

@@ -69,7 +69,7 @@ def offer(runtime: Runtime, settings: Settings) -> Offer:
         why = reasons.get("nri", "") if settings.cri_o_drop_in.mode == "auto" else ""
         return Offer(NAME, "full", "restart", _because(missing, why), VIA[mode])
     if mode == "hook":
-        if hook_of(runtime, settings):
+        if hook_of(runtime):
             return Offer(NAME, "partial", "nothing", "its createRuntime hook is installed", VIA[mode])
         return Offer(NAME, "partial", "install", WHAT[mode], VIA[mode])
     return Offer(NAME, "full", "restart", WHAT[mode], VIA[mode])
@@ -123,13 +123,12 @@ def is_older(pid: int, path: str) -> bool:
     return process_age > time.time() - changed
 
 
-def hook_of(runtime: Runtime, settings: Settings) -> str:
+def hook_of(runtime: Runtime) -> str:
     """Where our createRuntime hook lies, in a directory that CRI-O watches; ``""`` if nowhere."""
     for directory in hooks_dirs(runtime):
-        with contextlib.suppress(CourierError, ImportError):
-            for change in ways.hook_files(settings, directory):
-                if change.path.endswith(".json") and os.path.isfile(change.path):
-                    return change.path
+        path = ways.hook_in(directory)
+        if os.path.isfile(path):
+            return path
     return ""
 
 

@@ -11,6 +11,7 @@ from attrs import evolve
 if TYPE_CHECKING:
     from cdi_courier.changes import FileChange
     from cdi_courier.hookspecs import Backend
+    from cdi_courier.host.model import Runtime
     from cdi_courier.settings import Settings
 
 _KIND: Final = "cri-o"
@@ -51,6 +52,20 @@ def hook_files(settings: Settings, directory: str) -> tuple[FileChange, ...]:
     from cdi_courier_oci_hook import hooksd
 
     return tuple(hooksd.files(settings, directory, kind=_KIND))
+
+
+def hook_in(directory: str) -> str:
+    """The path of the hook in a directory."""
+    from cdi_courier_oci_hook import hooksd
+
+    return os.path.join(directory, hooksd.NAME)
+
+
+def hook_directory(runtime: Runtime) -> str:
+    """Where the hook's own package looks for it; ``""`` if it does not know of any directory."""
+    from cdi_courier_oci_hook import crio_hook
+
+    return crio_hook.directory(runtime) or ""
 
 
 def real_of(path: str) -> str:

@@ -204,8 +204,10 @@ def _edit_in_place(
     owners = [path for path, document in documents.items() if files.plugin_table(document, plugin)]
     path = owners[-1] if owners else main.path
     data = texts.get(path) or (main.data if path == main.path else files.read(path, _UNREADABLE))
-    if data is None or not (documents[path] or data.strip()):
-        data = (data or b"") + f"version = {main.schema}\n".encode()
+    data = data or b""
+    if not documents[path]:
+        # Without a version it would be taken for one of version 1, whatever it says.
+        data = tomledit.add_line(data, f"version = {main.schema}")
     root = ("plugins", plugin, "containerd")
     added = {**(now.handlers if not now.written else {}), ours[0]: ours[1]}
     keys: list[tomledit.Key] = [(*root, "runtimes", name) for name in added]

@@ -98,23 +98,47 @@ def _task(bundle: str, namespace: str, name: str) -> str:
 
 
 def docker(gate: str, configurations: Sequence[str]) -> Iterator[str]:
-    """Containers of Docker, running or not: each notes its runtime by the name that daemon.json defines."""
+    """Containers of Docker, running or not: each notes its runtime by the name that daemon.json defines.
+
+    One that does not run needs the name as well: Docker does not start it under another.
+    """
     for path in {*configurations, _DOCKER_CONFIG}:
         document = _object(path) if path.endswith(".json") else {}
         runtimes = document.get("runtimes")
-        names = {
+        names = [
             name
             for name, entry in (runtimes.items() if isinstance(runtimes, dict) else ())
             if isinstance(entry, dict) and _same(str(entry.get("path") or ""), gate)
-        }
-        root = document.get("data-root") or document.get("graph") or _DOCKER_ROOT
-        if not names or not isinstance(root, str):
-            continue
-        for identity in _entries(f"{root}/containers"):
-            folder = f"{root}/containers/{identity}"
+        ]
+        for folder in _docker_containers(document) if names else ():
             if _object(f"{folder}/hostconfig.json").get("Runtime") in names:
                 name = _object(f"{folder}/config.v2.json").get("Name")
+                identity = os.path.basename(folder)
                 yield f"docker/{name.lstrip('/') if isinstance(name, str) and name else identity}"
+
+
+def _docker_containers(document: dict[str, Any]) -> Iterator[str]:
+    told = document.get("data-root") or document.get("graph")
+    roots = {told if isinstance(told, str) else _DOCKER_ROOT, *_docker_roots()}
+    # With userns-remap all lies in a folder named after the two numbers.
+    roots |= {
+        f"{root}/{name}" for root in roots for name in _entries(root) if name.replace(".", "").isdigit()
+    }
+    for root in sorted(roots):
+        for identity in _entries(f"{root}/containers"):
+            yield f"{root}/containers/{identity}"
+
+
+def _docker_roots() -> Iterator[str]:
+    """Where daemons that run were told by an option to keep their data."""
+    for entry in _entries("/proc"):
+        words = (_read(f"/proc/{entry}/cmdline") or b"").split(b"\0") if entry.isdigit() else [b""]
+        if os.path.basename(words[0]) != b"dockerd":
+            continue
+        for word, after in zip(words, [*words[1:], b""], strict=True):
+            name, equals, value = word.partition(b"=")
+            if name in (b"--data-root", b"--graph", b"-g"):
+                yield os.fsdecode(value if equals else after)
 
 
 # --- CRI-O ---------------------------------------------------------------------------------------------
@@ -201,7 +225,7 @@ def _read(path: str) -> bytes | None:
     try:
         with open(path, "rb") as file:
             return file.read()
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
         return None
 
 
