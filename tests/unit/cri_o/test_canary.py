@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cdi_courier import status
 from cdi_courier.errors import CourierError
 from cdi_courier.hookspecs import Offer
-from cdi_courier.settings import Settings
-from cdi_courier_cri_o import canary, offers
+from cdi_courier_cri_o import canary, offers, proof
 from cdi_courier_cri_o.backend import CriODropInBackend
 from support import fake_crio
 from support.cri import MESSAGES
@@ -110,18 +111,93 @@ def offering(monkeypatch: pytest.MonkeyPatch, made: Offer) -> None:
     monkeypatch.setattr(offers, "offer", lambda *_: made)
 
 
-def test_nri_proves_itself_by_its_introduction(
-    site: Site, monkeypatch: pytest.MonkeyPatch, runtime: Runtime
-) -> None:
-    """No pod is needed for that, and none is created."""
+def nri(site: Site, monkeypatch: pytest.MonkeyPatch, path: str, *, canary: bool = False) -> str:
     offering(monkeypatch, Offer(offers.NAME, "full", "nothing", "", "nri"))
-    path = str(runtime.path.with_name("nri.sock"))
     site.live = None
-    with NriRuntime(path, NRI_0_12):
-        words = CriODropInBackend().prove(site.runtime(nri_socket=path), Settings(), canary=True)
+    site.told(service={"state_dir": str(site.root / "run")}, nri={"reconnect_max": 0.1})
+    return CriODropInBackend().prove(site.runtime(nri_socket=path), site.settings, canary=canary)
 
-    assert "speaks NRI" in words
+
+@pytest.mark.parametrize(
+    ("version", "canary", "registers"),
+    [
+        pytest.param("1.26.4", False, False, id="old"),
+        pytest.param("1.26.4", True, True, id="old with leave"),
+        pytest.param("1.30.0", False, True, id="1.30"),
+        pytest.param("", False, False, id="unknown"),
+    ],
+)
+def test_nri_proves_itself_by_its_introduction(
+    site: Site,
+    monkeypatch: pytest.MonkeyPatch,
+    runtime: Runtime,
+    version: str,
+    canary: bool,
+    registers: bool,
+) -> None:
+    """No pod is created for that; an NRI that may hang over a plugin more gets one only with leave."""
+    site.version = version
+    path = str(runtime.path.with_name("nri.sock"))
+    with NriRuntime(path, NRI_0_12) as served:
+        words = nri(site, monkeypatch, path, canary=canary)
+
+    assert ("speaks NRI" in words) is registers
+    assert bool(served.accepted) is registers
     assert runtime.asked == []
+
+
+@pytest.fixture
+def daemon(site: Site) -> Callable[[dict[str, str]], AbstractContextManager[None]]:
+    """Has a daemon report this of one NRI socket."""
+    (site.root / "run").mkdir()
+
+    def serving(entry: dict[str, str]) -> AbstractContextManager[None]:
+        return status.serving(str(site.root / "run"), lambda: {"pid": 7, "runtimes": {"cri-o": entry}})
+
+    return serving
+
+
+@pytest.mark.parametrize("state", ["active", "idle"])
+def test_the_session_of_a_daemon_that_runs_is_the_proof(
+    site: Site, monkeypatch: pytest.MonkeyPatch, daemon: Any, state: str
+) -> None:
+    """Then no other plugin is registered, whatever it does with the session."""
+    path = str(site.root / "nri.sock")
+    with daemon({"socket": path, "state": state}):
+        words = nri(site, monkeypatch, path)
+
+    assert words == "the daemon (process 7) has an NRI session with CRI-O"
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        pytest.param({"state": "waiting", "cause": "NRI001: nobody"}, "NRI001: nobody", id="waiting"),
+        pytest.param({"state": "stopped"}, "stopped", id="without a cause"),
+        pytest.param({"socket": "/elsewhere"}, "does not try", id="another socket"),
+    ],
+)
+def test_a_daemon_without_a_session_is_told(
+    site: Site, monkeypatch: pytest.MonkeyPatch, daemon: Any, entry: dict[str, str], says: str
+) -> None:
+    """It would serve nobody, so that is a failure, with what it says itself."""
+    monkeypatch.setattr(proof, "_MORE", 0.0)
+    path = str(site.root / "nri.sock")
+    with daemon({"socket": path, **entry}), pytest.raises(CourierError) as caught:
+        nri(site, monkeypatch, path)
+
+    assert caught.value.code == "CRI115"
+    assert says in caught.value.message
+
+
+def test_a_daemon_that_cannot_be_asked_is_none(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nonsense at its socket leads to the plugin of our own."""
+    (site.root / "run").mkdir()
+    site.version = "1.30.0"
+    with status.serving(str(site.root / "run"), list), pytest.raises(CourierError) as caught:  # type: ignore[arg-type,return-value]
+        nri(site, monkeypatch, str(site.root / "none"))
+
+    assert caught.value.code == "NRI005"
 
 
 @pytest.mark.parametrize(

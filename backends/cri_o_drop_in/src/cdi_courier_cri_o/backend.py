@@ -53,15 +53,15 @@ class CriODropInBackend:
     def prove(self, runtime: Runtime, settings: Settings, *, canary: bool) -> str:
         """What shows that the way in place works: NRI's introduction, or a pod if that is allowed.
 
-        Raises `CourierError` as the NRI backend's probe; ``CRI113``, ``CRI114`` of the pod.
+        Raises `CourierError` as `proof.nri`; ``CRI113``, ``CRI114`` as `canary.run`.
         """
         made = self.offer(runtime, settings)
         if made.needs != "nothing":
             raise HostError("CRI113", f"nothing is in effect yet that could be tried: {made.reason}")
         if made.via == "nri":
-            from cdi_courier_nri.probe import probe
+            from . import proof
 
-            return probe(offers.nri_socket(runtime), settings.probe.timeout)
+            return proof.nri(runtime, settings, canary=canary)
         if not canary or made.fidelity != "full":
             return ""
         from . import canary as canary_

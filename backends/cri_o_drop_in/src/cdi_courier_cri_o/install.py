@@ -226,8 +226,9 @@ def _must_be_free(found: Configuration, settings: Settings) -> None:
 
 def _must_be_read(runtime: Runtime, found: Configuration, mode: str, settings: Settings) -> None:
     """Raises where CRI-O reads other folders, or something else has the last word."""
-    words = processes.command_line(Root(), runtime.get("pid"))
-    environment = _environment(runtime.get("pid"))
+    pid = runtime.get("pid")
+    words = processes.command_line(Root(), pid)
+    environment = processes.environment(Root(), pid) if pid else {}
     folder = processes.option(words, "-d", "--config-dir", "-config-dir") or environment.get(
         "CONTAINER_CONFIG_DIR", ""
     )
@@ -262,15 +263,6 @@ def _must_be_read(runtime: Runtime, found: Configuration, mode: str, settings: S
         )
 
 
-def _environment(pid: int | None) -> dict[str, str]:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            entries = [os.fsdecode(entry).partition("=") for entry in file.read().split(b"\0")]
-    except OSError:
-        return {}
-    return {name: value for name, _, value in entries}
-
-
 # --- the rest ------------------------------------------------------------------------------------------
 
 
@@ -301,6 +293,7 @@ def _notes(mode: str, runtime: Runtime, settings: Settings, tables: _Tables) -> 
             yield f"CRI-O will listen on {socket}: name it in [nri] sockets"
         return
     name = settings.oci_hook.handler
+    yield "only a pod proves that it is in effect: --apply --canary creates one and removes it again"
     if runtime.get("nri") == "on":
         yield (
             "NRI is on as well: without [runtimes] cri-o = { backend = "

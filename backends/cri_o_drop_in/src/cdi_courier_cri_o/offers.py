@@ -116,11 +116,12 @@ def is_older(pid: int, path: str) -> bool:
         changed = os.stat(path).st_mtime
         with open(f"/proc/{pid}/stat", "rb") as file:
             # Behind the name, which may hold anything but ends with the last parenthesis: proc(5).
-            started = int(file.read().rpartition(b")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+            ticks = int(file.read().rpartition(b")")[2].split()[19])
     except (OSError, ValueError, IndexError):
         return False
-    process_age = time.clock_gettime(time.CLOCK_BOOTTIME) - started
-    return process_age > time.time() - changed
+    # The kernel rounds down, so that what has started since may look a tick older.
+    started = (ticks + 1) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started > time.time() - changed
 
 
 def hook_of(runtime: Runtime) -> str:
