@@ -122,11 +122,24 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     shutil.rmtree(root)
 
 
+class Kubelet:
+    """The kubelet's side of it: a connection for each call, for CRI-O is restarted between them."""
+
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
+            with CriClient(self.socket) as client:
+                return getattr(client, name)(*arguments, **named)
+
+        return call
+
+
 @pytest.fixture
-def cri(site: Site) -> Iterator[CriClient]:
-    """The kubelet's side of it."""
-    with CriClient(site.crio.socket) as client:
-        yield client
+def cri(site: Site) -> Kubelet:
+    """Who asks CRI-O for pods."""
+    return Kubelet(site.crio.socket)
 
 
 def environment(site: Site, container: str) -> list[str]:
@@ -190,7 +203,7 @@ def test_the_daemon_serves_what_the_drop_in_has_arranged_also_where_that_is_dema
 # The wrapper as a handler
 
 
-def test_a_handler_is_installed_proved_by_a_pod_and_taken_back(site: Site, cri: CriClient) -> None:
+def test_a_handler_is_installed_proved_by_a_pod_and_taken_back(site: Site, cri: Kubelet) -> None:
     """The gate edits what asks, leaves the rest alone, and is gone in the end with every byte as before."""
     site.told(cri_o_drop_in={"mode": "handler"})
     before = site.files()
@@ -216,7 +229,7 @@ def test_a_handler_is_installed_proved_by_a_pod_and_taken_back(site: Site, cri: 
     assert not list(site.changes.iterdir())
 
 
-def test_a_denied_container_is_refused_with_its_cause(site: Site, cri: CriClient) -> None:
+def test_a_denied_container_is_refused_with_its_cause(site: Site, cri: Kubelet) -> None:
     """What the gate says reaches the kubelet."""
     site.told(cri_o_drop_in={"mode": "handler"}, policy={"default": "deny"})
     site.install("--apply")
@@ -227,7 +240,7 @@ def test_a_denied_container_is_refused_with_its_cause(site: Site, cri: CriClient
     assert "POL001" in caught.value.message
 
 
-def test_a_reload_makes_no_handler_effective(site: Site, cri: CriClient) -> None:
+def test_a_reload_makes_no_handler_effective(site: Site, cri: Kubelet) -> None:
     """CRI-O says that it has the handler, pods cannot have it, and the offer is not fooled."""
     site.told(cri_o_drop_in={"mode": "handler"})
     site.install()
@@ -273,7 +286,7 @@ def test_a_cri_o_that_does_not_come_back_gets_its_own_files_again(
     assert site.doctor()["facts"]["default_handler"]["value"] == "runc"
 
 
-def test_a_handler_that_a_pod_names_is_not_taken_away(site: Site, cri: CriClient) -> None:
+def test_a_handler_that_a_pod_names_is_not_taken_away(site: Site, cri: Kubelet) -> None:
     """Uninstalling is refused as long as there is such a pod, and the pod can still be removed."""
     site.told(cri_o_drop_in={"mode": "handler"}, oci_hook={"handler_mode": "named"})
     before = site.files()
@@ -291,7 +304,7 @@ def test_a_handler_that_a_pod_names_is_not_taken_away(site: Site, cri: CriClient
     assert site.files() == before
 
 
-def test_the_gate_stays_until_cri_o_is_restarted_without_it(site: Site, cri: CriClient) -> None:
+def test_the_gate_stays_until_cri_o_is_restarted_without_it(site: Site, cri: Kubelet) -> None:
     """With its file missing CRI-O could not stop a container; after the restart it goes."""
     site.told(cri_o_drop_in={"mode": "handler"})
     before = site.files()

@@ -16,7 +16,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 import time
 import tomllib
 import uuid
@@ -354,25 +353,20 @@ METHODS: Mapping[str, Callable[[Daemon, Any], Document]] = {
 
 def run(root: Path) -> None:
     """Serve until SIGTERM. Raises Fatal."""
+    signals = {signal.SIGHUP, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # for every thread: they are waited for below
     (root / "crio.sock").unlink(missing_ok=True)
     daemon = Daemon(root)
-    ended = threading.Event()
-
-    def reload(*_: object) -> None:
+    daemon.server.__enter__()
+    temporary = root / f".pid.{os.getpid()}"
+    temporary.write_text(str(os.getpid()))
+    temporary.rename(root / "pid")
+    while signal.sigwait(signals) == signal.SIGHUP:
         try:
             daemon.say(load(root))
             print("Configuration reload completed", flush=True)
         except Fatal as error:
             print(f"Unable to reload configuration: {error}", flush=True)
-
-    signal.signal(signal.SIGHUP, reload)
-    signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    daemon.server.__enter__()
-    temporary = root / f".pid.{os.getpid()}"
-    temporary.write_text(str(os.getpid()))
-    temporary.rename(root / "pid")
-    while not ended.wait(0.1):
-        pass
     os._exit(0)  # as it is: what it listened at stays behind
 
 

@@ -11,7 +11,7 @@ from cdi_courier_cri_o import dropin
 from hypothesis import given
 from hypothesis import strategies as st
 
-TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+TEXT = st.text(st.characters(blacklist_categories=["Cs"]), max_size=20)
 SCALAR = st.one_of(st.booleans(), st.integers(-(2**60), 2**60), st.floats(allow_nan=False), TEXT)
 TABLES = st.dictionaries(
     TEXT,
