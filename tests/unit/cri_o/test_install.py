@@ -145,22 +145,43 @@ def test_the_gates_own_table_stands_for_an_original_that_is_gone(
     assert table["cdi-courier"] == {"runtime_path": GATE, "runtime_root": "/run/x"}
 
 
-def test_a_handler_stays_when_nri_takes_over(site: Site) -> None:
-    """Its containers could not be stopped without it; it is no default any more."""
-    site.told(cri_o_drop_in={"mode": "nri"}, oci_hook={"gate_dir": os.path.dirname(GATE)})
-    site.live = (
-        PLAIN
-        + f'[crio.runtime.runtimes.cdi-courier]\nruntime_path = "{GATE}"\nruntime_root = "/run/runc"\n'
-        + "[crio.nri]\nenable_nri = false\n"
-    )
+@pytest.mark.parametrize("known", ["running", "files"])
+def test_a_handler_stays_when_another_way_takes_over(site: Site, known: str) -> None:
+    """Its containers could not be stopped without it; it is no default any more, also where CRI-O is down."""
+    site.told(cri_o_drop_in={"mode": "handler"})
+    content = site.plan().files[-1].content or b""
+    handler = tomllib.loads(content.decode())["crio"]["runtime"]["runtimes"]["cdi-courier"]
+    if known == "running":
+        site.live = (site.live or "") + content.decode().partition('"cdi-courier"\n')[2]
+    else:
+        site.drop_in.write_bytes(content)
+        site.live = None
+    site.told(cri_o_drop_in={"mode": "nri"})
     document = tomllib.loads((site.plan().files[-1].content or b"").decode())["crio"]
 
-    assert document == {
-        "nri": {"enable_nri": True},
-        "runtime": {
-            "runtimes": {"cdi-courier": {"runtime_path": GATE, "runtime_root": "/run/runc"}},
-        },
-    }
+    assert document == {"nri": {"enable_nri": True}, "runtime": {"runtimes": {"cdi-courier": handler}}}
+
+
+def test_a_handler_stays_when_ours_gets_another_name(site: Site) -> None:
+    """Pods name handlers; both are there then, and the new one is the default."""
+    site.told(cri_o_drop_in={"mode": "handler"})
+    site.apply(site.plan())
+    site.told(oci_hook={"handler": "gpu"})
+    runtime = tomllib.loads((site.plan().files[-1].content or b"").decode())["crio"]["runtime"]
+
+    assert runtime["default_runtime"] == "gpu"
+    assert runtime["runtimes"]["gpu"] == runtime["runtimes"]["cdi-courier"]
+
+
+def test_nri_that_only_lacks_the_restart_is_planned_again(site: Site) -> None:
+    """What GET /config says is not taken for it; the plan has the restart that is missing."""
+    site.apply(site.plan())
+    site.live = (site.live or "").replace("enable_nri = false", "enable_nri = true")
+    runtime = attrs.evolve(site.runtime(), problems=("HST106: CRI-O has NRI on, but nobody listens",))
+    plan = install.plan(runtime, site.settings)
+
+    assert plan.restart
+    assert changes.preview(plan, folder=site.state) == ()
 
 
 # Without a restart

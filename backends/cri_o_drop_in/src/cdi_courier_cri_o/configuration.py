@@ -7,10 +7,11 @@ be changed. The daemon loads it, so that grpcio is not to be had here.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, Any, Final
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 from cdi_courier import tomledit
 from cdi_courier.errors import CourierError, HostError, quoted
 from cdi_courier.host import unix_http
@@ -46,13 +47,15 @@ class Configuration:
 
     running: what it runs with, or None where it cannot be asked. main: its first file, whether or not it
     exists. folder: that of drop-ins. files: what it will read at its next start, in that order, without ours.
-    unverified: what could not be learnt, one sentence each.
+    ours: what our drop-in says by now; empty if there is none. unverified: what could not be learnt, one
+    sentence each.
     """
 
     running: Mapping[str, Any] | None
     main: str
     folder: str
     files: tuple[ConfigFile, ...]
+    ours: Mapping[str, Any] = field(factory=dict)
     unverified: tuple[str, ...] = ()
 
     @property
@@ -92,7 +95,11 @@ def read(runtime: Runtime, settings: Settings) -> Configuration:
 def from_files(runtime: Runtime, settings: Settings) -> Configuration:
     """As `read`, but CRI-O is not asked."""
     main, folder = runtime.get("config", MAIN), settings.cri_o_drop_in.config_dir
-    return Configuration(None, main, folder, tuple(_files(main, folder)))
+    ours: Mapping[str, Any] = {}
+    # One that is broken will be written anew.
+    with contextlib.suppress(FileNotFoundError, HostError, ValueError):
+        ours = tomledit.parse(Root().read(os.path.join(folder, DROP_IN)))
+    return Configuration(None, main, folder, tuple(_files(main, folder)), ours)
 
 
 def merged(documents: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from cdi_courier import tomledit
-from cdi_courier.errors import HostError
 from cdi_courier.host import crio
 from cdi_courier.host.answers import Findings
-from cdi_courier.host.files import Root
 from cdi_courier.host.model import Runtime
 
 from . import configuration, dryrun
@@ -39,10 +35,7 @@ def describe(settings: Settings) -> Sequence[Runtime]:
     version = dryrun.version(program) if program else ""
     runtime = Runtime(_KEY, "cri-o", version, "", findings.facts)
     found = configuration.from_files(runtime, settings)
-    drop_in: dict[str, Any] = {}
-    with contextlib.suppress(FileNotFoundError, HostError, ValueError):
-        drop_in = tomledit.parse(Root().read(found.drop_in))
-    stored = configuration.merged([*(file.document for file in found.files), drop_in])
+    stored = configuration.merged([*(file.document for file in found.files), found.ours])
     crio.learn_from_config(stored, findings, _SOURCE)
     numbers = runtime.version_tuple
     if numbers is not None:

@@ -59,14 +59,17 @@ def plan(runtime: Runtime, settings: Settings, *, restart: bool = True) -> Chang
     notes = [f"not by {name}: {why}" for name, why in reasons.items()]
     if mode == "hook":
         return _hook(runtime, settings, notes)
-    if mode == "nri" and runtime.get("nri") == "on" and offers.offer(runtime, settings).needs != "nothing":
+    if mode == "nri" and runtime.get("nri") == "on" and offers.offer(runtime, settings).needs == "impossible":
         return ChangeSet(offers.NAME, runtime.key, notes=(f"{runtime.key} serves NRI already",))
     found = configuration.read(runtime, settings)
     if mode == "handler":
         _must_be_free(found, settings)
     _must_be_read(runtime, found, mode, settings)
-    files, tables, comments = _nri(found, settings) if mode == "nri" else _handler(runtime, found, settings)
-    content = dropin.render(tables, comments)
+    files, tables, comments = _nri() if mode == "nri" else _handler(runtime, found, settings)
+    kept = _kept(found, settings, tables)
+    if kept:
+        comments += ("The other handlers stay for the containers that were created with them.",)
+    content = dropin.render({**tables, **kept}, comments)
     crio = dryrun.program(runtime.get("pid"))
     if crio:
         dryrun.check(crio, found, content, _keys(tables))
@@ -83,15 +86,24 @@ def plan(runtime: Runtime, settings: Settings, *, restart: bool = True) -> Chang
 # --- the three ways ------------------------------------------------------------------------------------
 
 
-def _nri(found: Configuration, settings: Settings) -> tuple[tuple[FileChange, ...], _Tables, tuple[str, ...]]:
-    tables: _Tables = {_NRI: {"enable_nri": True}}
-    name = settings.oci_hook.handler
-    old = configuration.handlers_of(found.running or {}).get(name)
-    if not isinstance(old, dict) or not ways.is_gate(settings, str(old.get("runtime_path"))):
-        return (), tables, ()
-    # Without it, what was created with it could not even be stopped after the restart.
-    tables[(*_RUNTIME, "runtimes", name)] = dropin.clone(old, old["runtime_path"])
-    return (), tables, (f"Handler {name} stays for the containers that were created with it.",)
+def _nri() -> tuple[tuple[FileChange, ...], _Tables, tuple[str, ...]]:
+    return (), {_NRI: {"enable_nri": True}}, ()
+
+
+def _kept(found: Configuration, settings: Settings, tables: _Tables) -> _Tables:
+    """The handlers of ours from before; without them, their pods could not even be stopped."""
+    running = {
+        name: table
+        for name, table in configuration.handlers_of(found.running or {}).items()
+        if isinstance(table, dict) and ways.is_gate(settings, str(table.get("runtime_path")))
+    }
+    every = {**running, **configuration.handlers_of(found.ours)}
+    kept = {
+        (*_RUNTIME, "runtimes", name): dropin.clone(table, str(table.get("runtime_path")))
+        for name, table in every.items()
+        if isinstance(table, dict)
+    }
+    return {key: table for key, table in kept.items() if key not in tables}
 
 
 def _handler(
@@ -164,9 +176,10 @@ def _default(runtime: Runtime, found: Configuration, settings: Settings) -> tupl
         table = configuration.handlers_of(document).get(name)
         if isinstance(table, dict):
             return name, table
-    table = configuration.handlers_of(running).get(ours)
-    if isinstance(table, dict):
-        return name, table
+    for document in (running, found.ours):
+        table = configuration.handlers_of(document).get(ours)
+        if isinstance(table, dict):
+            return name, table
     if name in ("runc", "crun"):
         # What CRI-O has for it when no file does; the program is looked up.
         return name, {"runtime_type": "oci", "runtime_root": f"/run/{name}"}
