@@ -422,3 +422,18 @@ def test_the_restart_is_what_the_command_waits_for(site: Site, monkeypatch: pyte
     output = site.install("--apply", code=1)
 
     assert "CHG008" in output
+
+
+def test_a_canary_that_stays_keeps_its_handler(site: Site, cri: Kubelet) -> None:
+    """Without its handler the pod could never be removed, so nothing is taken back from under it."""
+    site.told(cri_o_drop_in={"mode": "handler"})
+    site.crio.runc.write_text("#!/bin/sh\ncase $2 in kill) echo 'it hangs' >&2; exit 1;; esac\n")
+    output = site.install("--apply", "--canary", code=1)
+
+    assert "CRI114" in output
+    assert "nothing is taken back: 1 container uses" in output
+    assert site.drop_in.exists()
+    site.crio.runc.write_text("#!/bin/sh\n")
+    (pod,) = cri.list_pods()
+    cri.remove_pod(pod.id)
+    site.uninstall("--apply")

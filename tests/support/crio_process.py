@@ -291,7 +291,11 @@ class Daemon:
         config = json.loads((DATA / "crio-1.36.3-ociconfig-sandbox.json").read_text())
         config["annotations"] = dict(annotations)
         (bundle / "config.json").write_text(json.dumps(config))
-        self.call(entry, "create", "--bundle", str(bundle), "--pid-file", f"{bundle}/pidfile", identity)
+        try:
+            self.call(entry, "create", "--bundle", str(bundle), "--pid-file", f"{bundle}/pidfile", identity)
+        except Refusal:
+            (bundle / "config.json").unlink()
+            raise
         return identity
 
     def run_pod(self, request: Any) -> Document:

@@ -42,7 +42,7 @@ class Runtime:
         def answer(data: bytes) -> bytes:
             self.asked.append((name, MESSAGES[f"{name}Request"].FromString(data)))
             if name == self.failing:
-                raise fake_crio.Refusal("failed to find runtime handler\x1b[31m")
+                raise fake_crio.Refusal(f"{'long: ' * 50}failed to find runtime handler\x1b[31m")
             fields = {"pod_sandbox_id": "abc"} if name == "RunPodSandbox" else {}
             return bytes(MESSAGES[f"{name}Response"](**fields).SerializeToString())
 

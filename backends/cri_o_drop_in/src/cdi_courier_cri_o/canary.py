@@ -35,7 +35,9 @@ _MESSAGES: Final = message_classes(
     },
 )
 _POD, _NODE = 0, 2  # NamespaceMode
-_TIMEOUT: Final = 60.0  # seconds of one call; the pause image may have to be fetched
+# Seconds of one call: the image may have to be fetched, and what ignores SIGTERM is given time by CRI-O.
+_TIMEOUT: Final = 120.0
+_LONGEST: Final = 1000  # characters of CRI-O's words: the cause is at their end
 NAMESPACE, NAME = "cdi-courier", "canary"
 
 
@@ -53,7 +55,7 @@ def run(endpoint: str, handler: str) -> str:
             request = _MESSAGES[f"{method}Request"](**fields)
             try:
                 started = client.start(name, request, _MESSAGES[f"{method}Response"], _TIMEOUT)
-                return client.finish(started, name, _TIMEOUT)
+                return client.finish(started, name, _TIMEOUT, _LONGEST)
             except cri.Unimplemented:
                 raise HostError("HST104", f"{name} is not there") from None
 
@@ -63,7 +65,7 @@ def run(endpoint: str, handler: str) -> str:
             raise HostError(
                 "CRI113",
                 f"no pod can be created with handler {handler}: {error.message}",
-                "see CRI-O's log; `cdi-courier uninstall` takes back what was written",
+                "see CRI-O's log",
             ) from None
         _remove(call, pod)
     return f"a pod was created with handler {handler} and removed again"
