@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -91,6 +92,28 @@ def test_a_pod_that_fails_is_told(runtime: Runtime, failing: str, code: str, say
     assert caught.value.code == code
     assert says in str(caught.value)
     assert "\x1b" not in str(caught.value)
+
+
+def test_a_pod_that_does_not_end_is_killed_by_asking_again(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CRI-O kills when the caller's time is up, so the first call is a short one."""
+    monkeypatch.setattr(canary, "_GRACE", 0.2)
+    asked_again = threading.Event()
+    calls: list[int] = []
+
+    def stop(_: bytes) -> bytes:
+        calls.append(len(calls))
+        if calls[-1] == 0:
+            asked_again.wait(30)
+        asked_again.set()
+        return b""
+
+    runtime.server.grpc_answers[f"{CRI}StopPodSandbox"] = stop
+    words = canary.run(str(runtime.path), "cdi-courier")
+
+    assert "removed again" in words
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize("missing", ["RunPodSandbox", "StopPodSandbox"])

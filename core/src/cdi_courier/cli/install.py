@@ -279,9 +279,7 @@ def _must_be_unused(plan: ChangeSet, error: CourierError) -> None:
             if (manifest.backend, manifest.runtime) == (plan.backend, plan.runtime):
                 held.must_be_unused(manifest)
     except CourierError as second:
-        raise HostError(
-            error.code, f"{error.message}; nothing is taken back: {second.message}", error.hint
-        ) from None
+        raise HostError(error.code, f"{error.message}; {second.message}", error.hint) from None
 
 
 def _take_back(plan: ChangeSet, settings: Settings, error: CourierError) -> NoReturn:
