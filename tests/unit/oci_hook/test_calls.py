@@ -131,7 +131,7 @@ def gated() -> Iterator[Gated]:
         yield Gated(root, place)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(command_lines)
 @example(["--root", "create", "state", "create"])
 @example(["--new", "create", "--bundle=asks", "x"])

@@ -6,8 +6,10 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -425,6 +427,39 @@ def test_any_path_can_be_baked_in(first: str, second: str, third: str) -> None:
         assert gated.call("state", third).argv == ("state", third)
         reached = gated.call("create", "--bundle", str(plain), "x")
         assert (reached.who, reached.argv[2]) == ("real", str(plain))
+
+
+def test_a_gate_can_be_printed(gated: Gated, place: Path, tmp_path: Path) -> None:
+    """By the backend's own command, to be put in its place by hand; a gate in front of a gate is refused."""
+    argv = [sys.executable, "-m", "cdi_courier_oci_hook", "--config", str(place)]
+
+    done = subprocess.run([*argv, str(gated.real)], capture_output=True, timeout=60, check=False)
+    refused = subprocess.run(
+        [*argv, str(gated.path)], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    (tmp_path / "printed").write_bytes(done.stdout)
+    (tmp_path / "printed").chmod(0o755)
+    assert gate.real_of(str(tmp_path / "printed")) == str(gated.real)
+    gated.path = tmp_path / "printed"
+    assert gated.call("state", "x").who == "real"
+    assert (refused.returncode, refused.stdout, refused.stderr[:8]) == (1, "", "HOK013: ")
+
+
+def test_a_wheel_carries_the_script(tmp_path: Path) -> None:
+    """What is installed from one is read as a file of the package."""
+    folder = Path(__file__).parents[3] / "backends/oci_hook"
+    source = tmp_path / "source"
+    shutil.copytree(folder, source, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    script = f"import hatchling.build; hatchling.build.build_wheel({str(tmp_path)!r})"
+
+    subprocess.run([sys.executable, "-c", script], cwd=source, capture_output=True, timeout=60, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+
+    assert (
+        zipfile.ZipFile(wheel).read("cdi_courier_oci_hook/gate.sh")
+        == (folder / "src/cdi_courier_oci_hook/gate.sh").read_bytes()
+    )
 
 
 @pytest.mark.parametrize("name", ["real", "settings", "state_dir", "gate_dir"])

@@ -66,7 +66,8 @@ def test_an_asking_container_gets_its_devices(files: Any, verb: str, table: bool
     gated = gated_by(files, table=table, **({"interpreter": NOWHERE} if table else {}))
     path = bundle(files, {KEY: "v.com/c=a"})
     os.chmod(path / "config.json", 0o640)
-    os.chown(path / "config.json", 12, 34)
+    owner = (12, 34) if os.geteuid() == 0 else (os.getuid(), os.getgid())
+    os.chown(path / "config.json", *owner)
 
     reached = gated.call("--root", "/r", verb, "--bundle", str(path), "x", stdin=b"in")
 
@@ -77,7 +78,7 @@ def test_an_asking_container_gets_its_devices(files: Any, verb: str, table: bool
     assert [device["path"] for device in edited["linux"]["devices"]] == ["/dev/demo0"]
     assert edited["annotations"]["cdi-courier.io/status"] == "injected:v.com/c=a"
     found = (path / "config.json").stat()
-    assert (found.st_mode & 0o7777, found.st_uid, found.st_gid) == (0o640, 12, 34)
+    assert (found.st_mode & 0o7777, found.st_uid, found.st_gid) == (0o640, *owner)
     assert modes(path).keys() == {"config.json"}
     assert modes(gated.records) == {"x": (0o600, b'["A=1","B=2"]')}
     assert (gated.records.stat().st_mode & 0o777, files.table.exists()) == (0o700, True)
@@ -577,13 +578,41 @@ def test_a_table_that_cannot_be_used_only_costs_time(files: Any, damage: bytes) 
 
 def test_patterns_that_are_gone_are_made_anew(files: Any) -> None:
     """From the table where it holds, by the next container, whatever it asks for."""
-    gated = gated_by(files, interpreter=NOWHERE)
+    gated = gated_by(files, interpreter="/bin/false")
     (gated.folder / "patterns").unlink()
     path = bundle(files, {"other": "x"})
 
     assert gated.call("create", "--bundle", str(path), "x").who == "real"
     made = (gated.folder / "patterns").read_text()
     assert made.splitlines()[1:] == [f'"{KEY}']
+
+
+def test_without_its_interpreter_nothing_changes_for_who_does_not_ask(files: Any) -> None:
+    """Patterns and table are old and nobody can make them anew: only a container that asks is refused."""
+    gated = gated_by(files, interpreter=NOWHERE, table=False)
+    (gated.folder / "patterns").unlink()
+
+    plain = gated.call("create", "--bundle", str(bundle(files, {"other": "x"})), "x")
+    asks = gated.call("create", "--bundle", str(bundle(files, {KEY: "v.com/c=a"})), "x")
+
+    assert (plain.who, plain.stderr) == ("real", "")
+    assert (asks.who, asks.returncode) == ("", 1)
+    assert "HOK003" in asks.stderr
+
+
+def test_in_a_folder_of_everybody_no_name_is_foreseen(files: Any) -> None:
+    """What somebody else puts there under the name of a bundle's temporary file is in nobody's way."""
+    gated = gated_by(files)
+    gated.call("create", "--bundle", str(bundle(files, {KEY: "v.com/c=a"})), "x")
+    folder = files.root / "tmp"
+    folder.mkdir()
+    os.chmod(folder, 0o1777)
+    (folder / ".p.json.cdi-courier/in").mkdir(parents=True)
+    (folder / "p.json").write_text("{}")
+
+    assert gated.call("exec", "--process", str(folder / "p.json"), "x").who == "real"
+    assert json.loads((folder / "p.json").read_text()) == {"env": ["A=1", "B=2"]}
+    assert len(list(folder.iterdir())) == 2
 
 
 @pytest.mark.parametrize("table", [True, False], ids=["light", "slow"])

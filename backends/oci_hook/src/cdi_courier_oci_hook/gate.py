@@ -143,6 +143,7 @@ def render(gate: Gate) -> bytes:
         "grep": gate.grep,
         "rm": gate.rm,
         "python": program,
+        "interpreter": gate.interpreter,
         "command": wrapper.command(installed, list(gate.package_path)),
         "patterns": os.path.join(gate.gate_dir, patterns.NAME),
         "header": patterns.header(gate.settings),

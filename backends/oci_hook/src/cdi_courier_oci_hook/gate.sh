@@ -86,6 +86,12 @@ has() {
     LC_ALL=C GREP_OPTIONS='' "$grep" -qF "$@" 2>/dev/null
 }
 
+# Does the container ask, as far as can be told from what was looked for at installation and what is now?
+asks() {
+    if [ -n "$asked" ] && has -e "$asked" -- "$config"; then return 0; fi
+    [ -r "$patterns" ] && has -f "$patterns" -- "$config"
+}
+
 # May the patterns be others than what the settings now say? They are not there, not ours, or older.
 stale() {
     { IFS= read -r first <"$patterns"; } 2>/dev/null || return 0
@@ -148,15 +154,15 @@ create | run)
     case $id in '' | . | .. | */*) ;; *) [ -e "$records/$id" ] && noted=$id ;; esac
     config=${bundle:-.}/config.json
     if [ -z "$present" ]; then
-        # Nobody is left who could give devices. Both what was looked for at installation and what is now.
-        [ -n "$asked" ] && has -e "$asked" -- "$config" && way=missing
-        [ -r "$patterns" ] && has -f "$patterns" -- "$config" && way=missing
+        # Nobody is left who could give devices.
+        asks && way=missing
     elif [ -n "$unsure" ]; then
         way=unsure
     elif [ -n "$noted" ]; then
         way=noted
     elif stale; then
-        way=stale
+        # Nor who could read the settings, if only the one interpreter went: then who does not ask must not wait.
+        if [ -f "$interpreter" ] || asks; then way=stale; fi
     else
         has -f "$patterns" -- "$config"
         case $? in 1) ;; *) way=asks ;; esac

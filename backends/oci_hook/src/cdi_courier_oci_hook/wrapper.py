@@ -242,7 +242,8 @@ def _note(path: str, container: str, env: Sequence[str]) -> None:
     folder = os.path.dirname(path)
     temporary = os.path.join(os.path.dirname(folder), f".{RECORDS}.{os.getpid()}")
     try:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+        for private in (os.path.dirname(folder), folder):
+            os.makedirs(private, mode=0o700, exist_ok=True)
         _unlink(temporary)  # of a killed process that had our number
         _write_new(temporary, fastjson.dumps(list(env)), None)
         os.rename(temporary, path)
@@ -323,6 +324,9 @@ class _Folder:
         that nobody reads and that the next one removes.
         """
         temporary = f".{name}.cdi-courier"
+        if os.fstat(self._number).st_mode & 0o022:
+            # Others write there too, as in /tmp, where containerd puts the process of an exec.
+            temporary += f".{os.urandom(8).hex()}"
         try:
             _unlink(temporary, self._number)
             _write_new(temporary, data, like, self._number)
