@@ -125,7 +125,7 @@ def listens(path: Path) -> bool:
 def test_install_enables_nri_and_uninstall_disables_it_again(lab: Lab):
     """After --apply a pod gets its device over NRI; after uninstalling NRI is off and every byte is back."""
     before = files_of(lab)
-    with Restarter(lab) as restarter:
+    with Restarter(lab.root, lab.containerd.restart) as restarter:
         assert not listens(lab.nri_socket)
         result = courier(lab, restarter.command, "install", "--apply")
 
@@ -157,7 +157,7 @@ def test_what_containerd_does_not_start_with_is_taken_back(lab: Lab, monkeypatch
     monkeypatch.setattr(
         install, "_drop_in", lambda *given: real(*given) + '[grpc]\naddress = "/dev/null/x"\n'
     )
-    with Restarter(lab) as restarter:
+    with Restarter(lab.root, lab.containerd.restart) as restarter:
         result = courier(lab, restarter.command, "install", "--apply")
 
     assert result.exit_code == 1

@@ -36,6 +36,7 @@ from support.scenario import (
     devices_of,
     hook,
     run,
+    serving,
     shell,
     spec,
 )
@@ -73,11 +74,11 @@ class Host:
         return config
 
 
-def hosted(packages: Packages, suite: tuple[str, ...]) -> Iterator[Host]:
+def hosted(packages: Packages, suite: tuple[str, ...], *, nri: bool = False) -> Iterator[Host]:
     with (
         pytest.MonkeyPatch.context() as monkeypatch,
-        Lab(suite, packages=packages, nri=False) as lab,
-        Restarter(lab) as restarter,
+        Lab(suite, packages=packages, nri=nri) as lab,
+        Restarter(lab.root, lab.containerd.restart) as restarter,
     ):
         keep_files(lab, monkeypatch)
         lab.delivery = "edits"
@@ -360,6 +361,21 @@ def test_once_it_is_in_force_there_is_nothing_to_do(host: Host):
     assert "oci_hook is installed already" in result.output
     assert "to make it effective" not in result.output
     assert host.restarter.times == before
+
+
+def test_with_nri_beside_it_nothing_is_delivered_twice(packages: Packages):
+    """What one of the two has put in, the other one leaves: a hook runs once, a variable is there once."""
+    for both in hosted(packages, SUITES_1_7, nri=True):
+        both.install()
+        record = both.lab.root / "record"
+        node = {"path": "/dev/courier", "hostPath": "/dev/null"}
+        both.lab.write_spec("v.json", spec(all={"deviceNodes": [node], **hook(record)}))
+        serving(both.lab)
+        config = both.bundle(run(both.lab, annotated(both.lab, container_c1=ALL)))
+
+        assert record.read_text() == "ran\n"
+        assert config["process"]["env"].count("COURIER_ALL=yes") == 1
+        assert [device["path"] for device in config["linux"]["devices"]] == ["/dev/courier"]
 
 
 # Installing and uninstalling

@@ -67,6 +67,11 @@ def build(busybox: Path, target: Path, name: str = NAME) -> Path:
     return partial.rename(target)
 
 
+def root_file_system(busybox: Path) -> bytes:
+    """The image's files as a tar."""
+    return _layer(busybox)
+
+
 def _layer(busybox: Path) -> bytes:
     applets = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split()
     buffer = io.BytesIO()

@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,14 +22,17 @@ from .lab import Lab
 
 
 class Restarter:
-    """Restarts a lab's containerd whenever the command that `command` names is run; it waits for the end."""
+    """Calls `restart` whenever the command that `command` names is run, which waits for the end.
 
-    def __init__(self, lab: Lab) -> None:
-        self.lab = lab
-        self.ask, self.answer = lab.root / "ask", lab.root / "answer"
+    root: a folder for what it needs.
+    """
+
+    def __init__(self, root: Path, restart: Callable[[], None]) -> None:
+        self.restart = restart
+        self.ask, self.answer = root / "ask", root / "answer"
         for path in (self.ask, self.answer):
             os.mkfifo(path)
-        script = lab.root / "restart"
+        script = root / "restart"
         script.write_text(f"#!/bin/sh\necho now > {self.ask}\nexit $(cat {self.answer})\n")
         script.chmod(0o755)
         self.command = str(script)
@@ -48,7 +52,7 @@ class Restarter:
             self.times += 1
             status = 1
             with contextlib.suppress(containerd_module.RuntimeFailure):
-                self.lab.containerd.restart()
+                self.restart()
                 status = 0
             self.answer.write_text(str(status))
 

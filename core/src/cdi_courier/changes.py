@@ -27,7 +27,7 @@ from cdi_courier import jsonedit, tomledit
 from cdi_courier.errors import CourierError, HostError, printable, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 Action = Literal["install", "uninstall"]
 
@@ -48,7 +48,8 @@ class FileChange:
     JSON if it is called so. items: the same for strings in arrays at a TOML document's root, each as (array,
     string). Should the file have changed by the time of undoing, only keys and items are taken out.
     held: containers that exist may depend on it, so it must outlive them; see `host.gate_users`.
-    rewritten: it is all ours and we write it at other times too, so whatever it holds by then is ours.
+    rewritten: it is all ours and we write it at other times too, so whatever it holds by then is ours. It may
+    be in several manifests; the last one that is undone removes it.
     """
 
     path: str
@@ -158,15 +159,19 @@ def installed(folder: str = FOLDER) -> tuple[Manifest, ...]:
 
 def preview(changes: ChangeSet, *, folder: str = FOLDER, force: bool = False) -> tuple[Step, ...]:
     """What `apply` would do now. Raises what `apply` raises before it writes anything."""
-    return _prepare(changes, _load(_manifest_path(folder, changes.backend, changes.runtime)), force=force)[1]
+    path = _manifest_path(folder, changes.backend, changes.runtime)
+    return _prepare(changes, _load(path), _shared(folder, path), force=force)[1]
 
 
-def preview_undo(manifest: Manifest, *, force: bool = False, keep: Collection[str] = ()) -> tuple[Step, ...]:
+def preview_undo(
+    manifest: Manifest, *, folder: str = FOLDER, force: bool = False, keep: Collection[str] = ()
+) -> tuple[Step, ...]:
     """What `undo` would do now. Raises what `undo` raises before it writes anything."""
+    stays = {*keep, *_shared(folder, _manifest_path(folder, manifest.backend, manifest.runtime))}
     return tuple(
         step
         for entry in reversed(manifest.entries)
-        if entry.path not in keep and (step := _undoing(entry, force=force)).before != step.after
+        if entry.path not in stays and (step := _undoing(entry, force=force)).before != step.after
     )
 
 
@@ -198,7 +203,7 @@ def apply(changes: ChangeSet, *, folder: str = FOLDER, force: bool = False) -> t
         return ()
     with _alone(folder):
         old = _load(path)
-        entries, steps = _prepare(changes, old, force=force)
+        entries, steps = _prepare(changes, old, _shared(folder, path), force=force)
         if not entries:
             return ()
         pending = Manifest(changes.backend, changes.runtime, changes.restart, "pending", entries)
@@ -235,7 +240,7 @@ def undo(
         current = _load(path)
         if current is None:
             return ()
-        steps = preview_undo(current, force=force, keep=keep)
+        steps = preview_undo(current, folder=folder, force=force, keep=keep)
         _transact(steps, lambda: None)
         # Should this fail: the manifest stays, and undoing again goes on here.
         left = tuple(entry for entry in current.entries if entry.path in keep)
@@ -246,15 +251,30 @@ def undo(
     return steps
 
 
+def _shared(folder: str, mine: str) -> dict[str, Entry]:
+    """The files that other manifests have as well, where it does not matter who has written them last."""
+    found: dict[str, Entry] = {}
+    try:
+        paths = [os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".json")]
+    except OSError:
+        return found  # there is none, or the caller will say why it cannot be read
+    for path in paths:
+        # Another's manifest that is broken is no hindrance to this one.
+        with contextlib.suppress(CourierError):
+            other = _load(path) if path != mine else None
+            found |= {entry.path: entry for entry in (other.entries if other else ()) if entry.rewritten}
+    return found
+
+
 def _prepare(
-    changes: ChangeSet, old: Manifest | None, *, force: bool
+    changes: ChangeSet, old: Manifest | None, shared: Mapping[str, Entry], *, force: bool
 ) -> tuple[tuple[Entry, ...], tuple[Step, ...]]:
     """The manifest's entries while writing, and the steps."""
     entries = {entry.path: entry for entry in (old.entries if old else ())}
     steps = []
     for change in changes.files:
         current, status = _read(change.path)
-        known = entries.get(change.path)
+        known = entries.get(change.path) or (shared.get(change.path) if change.rewritten else None)
         if known is None and current == change.content:
             continue  # it is so without us, and will stay so
         folders = _missing_folders(change.path)

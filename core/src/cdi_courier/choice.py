@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from cdi_courier.hookspecs import Offer
-    from cdi_courier.host.model import Runtime
+    from cdi_courier.host.model import Kind, Runtime
     from cdi_courier.plugins import Plugins
     from cdi_courier.settings import RuntimeSettings, Settings
 
@@ -104,7 +104,7 @@ def choose(plugins: Plugins, runtime: Runtime, settings: Settings) -> Choice:
         active,
         recommended,
         _reason(ready, candidates, why, problems.get(wanted)),
-        _advice(active, possible),
+        _advice(active, possible, runtime.kind),
         problems,
     )
 
@@ -178,16 +178,22 @@ def _reason(
     return "; ".join(filter(None, (why, f"no backend can serve now ({reasons or 'none is installed'})")))
 
 
-def _advice(active: str | None, possible: Sequence[Offer]) -> str:
+def _advice(active: str | None, possible: Sequence[Offer], kind: Kind) -> str:
     if not possible:
         return "no installed backend can serve this runtime"
     best = possible[0]
     if best.backend == active:
         return "nothing to do"
+    # Docker ends its containers with itself; a runtime of Kubernetes leaves them to its shims.
+    stay = (
+        'only with "live-restore" do running containers stay'
+        if kind == "docker"
+        else "running containers stay"
+    )
     effect = {
         "nothing": "it could serve at once",
         "install": "files are written, nothing is restarted",
         "reload": "files are written and the runtime is reloaded",
-        "restart": "files are written and the runtime is restarted; running containers stay",
+        "restart": f"files are written and the runtime is restarted; {stay}",
     }[best.needs]
     return f"cdi-courier install --backend {best.backend}: {best.reason}; {effect}"

@@ -726,6 +726,33 @@ def test_what_we_write_at_other_times_too_is_ours_whatever_it_holds(host: Host, 
     assert not Path(patterns.path).exists()
 
 
+def test_what_several_share_goes_with_the_last(host: Host):
+    """Each manifest knows of it; as long as another does, it stays, and then its folder goes too."""
+    before = files_of(host.etc.parent)
+    patterns = held(host, rewritten=True)
+    host.apply(host.plan(files=(patterns,)))
+    host.apply(host.plan(runtime="docker", files=(attrs.evolve(patterns, content=b"newer"),)))
+    first, second = changes.installed(host.folder)
+
+    assert changes.preview_undo(first, folder=host.folder) == ()
+    changes.undo(first, folder=host.folder)
+    assert Path(patterns.path).read_bytes() == b"newer"
+    changes.undo(second, folder=host.folder)
+    assert files_of(host.etc.parent) == before
+
+
+def test_a_broken_manifest_of_another_is_no_hindrance(host: Host):
+    """Only who asks for that one is told."""
+    host.apply()
+    (manifest,) = changes.installed(host.folder)
+    (Path(host.folder) / "nri--docker.json").write_text("{")
+    host.apply()
+    changes.undo(manifest, folder=host.folder)
+
+    assert host.main.read_bytes() == MAIN
+    assert code_of(lambda: changes.installed(host.folder)) == "CHG004"
+
+
 def test_manifests_of_earlier_versions_are_read(host: Host):
     """They know nothing of held files, and have none."""
     host.apply()

@@ -196,6 +196,7 @@ ROWS: list[tuple[str, Runtime, dict[str, Any], str | None, str | None, str]] = [
     ("podman 4.3", runtime("podman", "4.3.1", rootless=False), {}, None, "oci_hook", "precreate"),
     ("podman rootless", runtime("podman", "5.4.2", rootless=True), {}, None, "oci_hook", "precreate"),
     ("docker", runtime("docker", "29.0.0"), {}, None, "oci_hook", "wrapper"),
+    ("docker's restart", runtime("docker", "29.0.0"), {}, None, "oci_hook", "live-restore"),
     (
         "docker wrapped",
         runtime("docker", "29.0.0", **handlers("docker", "oci")),

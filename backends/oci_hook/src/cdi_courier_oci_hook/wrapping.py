@@ -29,9 +29,6 @@ NAME: Final = "oci_hook"
 RUNC_LIKE: Final = ("io.containerd.runc.v2", "io.containerd.runc.v1")
 """Types whose shim calls a program with runc's command line, which their options name."""
 
-KINDS: Final = ("containerd", "docker")
-"""The runtimes that a wrapper can be installed in front of."""
-
 _OCI = "oci"  # what a description calls a handler that is a low-level runtime's path
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 

@@ -66,7 +66,8 @@ def finish(manifest: Manifest, settings: Settings, *, force: bool = False) -> tu
 
 
 def _used(path: str, users: Sequence[str]) -> HostError:
-    shown = ", ".join(users[:_MOST_NAMED])
+    # In one line, whatever a pod is called.
+    shown = ", ".join(quoted(user)[1:-1] for user in users[:_MOST_NAMED])
     if len(users) > _MOST_NAMED:
         shown += f" and {len(users) - _MOST_NAMED} more"
     count = "1 container uses" if len(users) == 1 else f"{len(users)} containers use"

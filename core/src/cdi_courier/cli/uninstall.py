@@ -70,7 +70,7 @@ def _do(manifest: Manifest, settings: Settings, *, dry_run: bool, restart: bool,
     held.must_be_unused(manifest)
     # What the daemon that runs would call goes only after its restart.
     kept = held.called(manifest, settings)
-    show(changes.preview_undo(manifest, force=force, keep=kept))
+    show(changes.preview_undo(manifest, folder=changes.FOLDER, force=force, keep=kept))
     if dry_run:
         return
     _tell(manifest, changes.undo(manifest, folder=changes.FOLDER, force=force, keep=kept))
