@@ -61,11 +61,13 @@ bench: $(VENV)/.ready
 	$(PYTHON) bench/cdi.py --json $(CACHE)/bench-cdi.json
 	$(PYTHON) bench/nri.py --json $(CACHE)/bench-nri.json
 	$(PYTHON) bench/hook.py --json $(CACHE)/bench-hook.json
+	$(PYTHON) bench/live.py --json $(CACHE)/bench-live.json
 
 bench-check: $(VENV)/.ready
 	$(PYTHON) bench/cdi.py --check
 	$(PYTHON) bench/nri.py --check
 	$(PYTHON) bench/hook.py --check
+	$(PYTHON) bench/live.py --check
 
 clean:
 	rm -rf $(VENV) $(CACHE)

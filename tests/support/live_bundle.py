@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,24 +30,31 @@ SUITES = {"runc-1.1": ("runc", "bookworm"), "runc-1.3": ("runc", "sid")} | {
 }
 """Name of a runtime → package and Debian suite."""
 
-# crun of bookworm refuses a machine that has both versions of cgroups.
-_PURE_V2 = "mount --make-rprivate / && mount -t cgroup2 cdi-courier /sys/fs/cgroup && "
+# crun of bookworm refuses a machine that has both versions of cgroups, and on the second alone it sets a
+# limit that takes a capability which not every machine gives.
+_PRIVATE = "set -e; mount --make-rprivate /; "
+_LAYOUTS = {
+    "crun-1.8": _PRIVATE + "mount -t tmpfs cgroup /sys/fs/cgroup; "
+    "for name in cpu cpuacct cpuset memory devices freezer blkio pids; do "
+    "mkdir /sys/fs/cgroup/$name; mount -t cgroup -o $name cgroup /sys/fs/cgroup/$name; done; ",
+    "crun-1.28": _PRIVATE + "mount -t cgroup2 cgroup /sys/fs/cgroup; ",
+}
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """A low-level runtime. pure_v2: whether it is run where there is only the second version of cgroups."""
+    """A low-level runtime. layout: a shell script that mounts the cgroups that it is run with, privately."""
 
     name: str
     binary: Path
-    pure_v2: bool = False
+    layout: str = ""
 
 
 def runtime(packages: Packages, name: str) -> Runtime:
     """One of `SUITES`. Raises PackageError."""
     kind, suite = SUITES[name]
     binary = runc_of(packages, suite) if kind == "runc" else crun_of(packages, suite)
-    return Runtime(name, binary, pure_v2=kind == "crun")
+    return Runtime(name, binary, _LAYOUTS.get(name, ""))
 
 
 def make_rootfs(folder: Path, packages: Packages) -> Path:
@@ -122,6 +130,8 @@ class Bundle:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.call("delete", "--force", self.id)
+        # What runc leaves on the host for a container without a mount namespace.
+        subprocess.run(["umount", self.folder / "rootfs"], stderr=subprocess.DEVNULL, check=False)
         shutil.rmtree(self.state, ignore_errors=True)
 
     @property
@@ -137,11 +147,10 @@ class Bundle:
         """Call the runtime."""
         # Both may go to a file: a runtime waits for its hooks' output, and this must not for its containers'.
         own = f'exec {self.runtime.binary} --root {self.state} "$@"'
-        setup = _PURE_V2 if self.runtime.pure_v2 else ""
-        enter = ["unshare", "--mount"] if self.runtime.pure_v2 else []
+        enter = ["unshare", "--mount"] if self.runtime.layout else []
         with (self.folder / "output").open("w+") as output:
             done = subprocess.run(
-                [*enter, "sh", "-c", setup + own, "sh", *arguments],
+                [*enter, "sh", "-c", self.runtime.layout + own, "sh", *arguments],
                 cwd=cwd or self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -156,3 +165,59 @@ class Bundle:
     def run(self) -> subprocess.CompletedProcess[str]:
         """Create, start and delete the container; what it and the runtime printed."""
         return self.call("run", "--bundle", str(self.folder), self.id)
+
+
+# Root of a user namespace has its rights only if it is root before it becomes another program.
+_UNSHARE = """
+import ctypes, os, sys
+CLONE_NEWNS, CLONE_NEWUSER = 0x20000, 0x10000000
+if ctypes.CDLL(None).unshare(CLONE_NEWNS | CLONE_NEWUSER):
+    sys.exit("unshare failed")
+print("unshared", flush=True)
+sys.stdin.readline()
+os.setgroups([]), os.setgid(0), os.setuid(0)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+class Paused:
+    """A mount namespace as a runtime leaves it when it runs createRuntime hooks: the root is mounted.
+
+    owner: whom root of a user namespace of its own is outside; 0 for none.
+    """
+
+    def __init__(self, rootfs: Path, owner: int = 0) -> None:
+        self.rootfs = rootfs
+        setup = (
+            f"mount --make-rprivate / && mount --bind {rootfs} {rootfs} && "
+            f"mount -t tmpfs -o mode=755 tmpfs {rootfs}/dev && echo ready && exec sleep 600"
+        )
+        unshare = [sys.executable, "-c", _UNSHARE] if owner else ["unshare", "--mount"]
+        self.process = subprocess.Popen(
+            [*unshare, "sh", "-c", setup], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        if owner:
+            assert self.process.stdout.readline() == b"unshared\n"
+            for kind in ("uid", "gid"):
+                Path(f"/proc/{self.process.pid}/{kind}_map").write_text(f"0 {owner} 65536")
+            self.process.stdin.write(b"mapped\n")
+        self.process.stdin.close()
+        assert self.process.stdout.readline() == b"ready\n"
+
+    def end(self) -> None:
+        """End its process, and with it the namespace."""
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def mounts(self) -> list[str]:
+        """The lines of its mountinfo that are about the root and what is below it."""
+        lines = Path(f"/proc/{self.process.pid}/mountinfo").read_text().splitlines()
+        return [line for line in lines if line.split()[4].startswith(str(self.rootfs))]
+
+    def inner(self, path: str) -> Path:
+        """A path inside, from here. A link in it leads outside."""
+        return Path(f"/proc/{self.process.pid}/root{self.rootfs}{path}")

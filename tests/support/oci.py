@@ -1,7 +1,7 @@
-"""Containers made with an OCI runtime by hand, on a host whose cgroup layout can be chosen.
+"""Containers made by hand with an OCI runtime, on a host of one cgroup layout or on one with systemd.
 
-The host is a mount namespace: version 1 alone, version 2 alone, or both side by side.
-It must not know what is done to the containers.
+`OciHost` is a mount namespace with cgroups of version 1 alone, version 2 alone, or both side by side;
+`BoxHost` is a box. It must not know what is done to the containers.
 """
 
 from __future__ import annotations
@@ -13,18 +13,21 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import cdi_courier
 import cdi_courier_oci_hook
 
+from .box import Box
 from .containerd import crun_of, runc_of
 from .packages import Packages
 from .waiting import wait_for
 
-RUNTIMES = {
+Find = Callable[[Packages, str], Path]
+
+RUNTIMES: dict[str, tuple[Find, str]] = {
     "runc 1.1": (runc_of, "bookworm"),
     "runc 1.3": (runc_of, "sid"),
     "crun 1.8": (crun_of, "bookworm"),
@@ -124,6 +127,10 @@ class OciHost:
         """The directory of a cgroup, as seen in the namespace, in the hierarchy that filters devices."""
         return Path("/sys/fs/cgroup" + ("" if self.layout == "v2" else "/devices") + cgroup)
 
+    def outside(self, path: Path) -> Path:
+        """Where this process finds a path of the host."""
+        return path
+
     @contextlib.contextmanager
     def container(
         self, runtime: str, *, cgroups_path: str | None = None, devices: Sequence[dict[str, Any]] = ()
@@ -132,19 +139,84 @@ class OciHost:
         find, suite = RUNTIMES[runtime]
         self._count += 1
         name = f"c{self._count}"
-        bundle = self.root / name
-        made = Container(self, find(self._packages, suite), bundle, cgroups_path or f"{self.cgroup}/{name}")
-        made.create(self._busybox, devices)
-        try:
+        program = [find(self._packages, suite)]
+        made = Container(self, program, self.root / name, cgroups_path or f"{self.cgroup}/{name}")
+        with _created(made, self._busybox, devices, {}):
             yield made
-        finally:
-            made.call("delete", "--force", name, check=False)
+
+
+class BoxHost:
+    """A box that has Python, with the product and runtimes put in; systemd makes the containers' cgroups.
+
+    runtimes: as `RUNTIMES`.
+    """
+
+    def __init__(self, box: Box, packages: Packages, runtimes: dict[str, tuple[Find, str]]) -> None:
+        self.root = Path("/var/containers")
+        self._box = box
+        self._busybox = packages.fetch("busybox-static", "bookworm") / "bin/busybox"
+        self._programs = {name: find(packages, suite) for name, (find, suite) in runtimes.items()}
+        self._count = 0
+
+        self.outside(self.root).mkdir()
+        for source in _SOURCES:
+            shutil.copytree(source, self.outside(Path("/opt")), dirs_exist_ok=True)
+        for program in self._programs.values():
+            # One that was made runnable on this machine names its libraries by their paths in the cache.
+            said = subprocess.run(["ldd", program], capture_output=True, text=True, check=False).stdout
+            for file in {
+                str(program),
+                *(word for word in said.split() if word.startswith(str(packages.cache))),
+            }:
+                target = self.outside(Path(file))
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(file, target)
+        # As on any host with systemd; in a box it does not do that itself.
+        self.run("sh", "-c", "mountpoint -q /sys/fs/bpf || mount -t bpf bpf /sys/fs/bpf")
+
+    def run(self, *argv: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run a program in the box."""
+        return self._box.run(argv, check=check)
+
+    def python(self, script: str, *, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run Python there as the installed hook is run: bare, with the product's path alone."""
+        script = f"import sys; sys.path.append('/opt')\n{script}"
+        return self.run("/usr/bin/python3", "-I", "-S", "-c", script, check=check)
+
+    def outside(self, path: Path) -> Path:
+        """Where this process finds a path of the box."""
+        return self._box.root / str(path)[1:]
+
+    @contextlib.contextmanager
+    def container(self, runtime: str, *, hook: str = "") -> Iterator[Container]:
+        """A container in a scope of systemd's, created and not started. hook: at createRuntime, Python."""
+        self._count += 1
+        name = f"c{self._count}"
+        program = [self._programs[runtime], "--systemd-cgroup"]
+        made = Container(self, program, self.root / name, f"system.slice:cdi:{name}")
+        argv = ["python3", "-I", "-S", "-c", f"import sys; sys.path.append('/opt')\n{hook}"]
+        hooks = {"createRuntime": [{"path": "/usr/bin/python3", "args": argv, "env": ["PATH=/usr/bin"]}]}
+        with _created(made, self._busybox, (), hooks if hook else {}):
+            yield made
+
+
+@contextlib.contextmanager
+def _created(
+    container: Container, busybox: Path, devices: Sequence[dict[str, Any]], hooks: dict[str, Any]
+) -> Iterator[None]:
+    container.create(busybox, devices, hooks)
+    try:
+        yield
+    finally:
+        container.call("delete", "--force", container.name, check=False)
 
 
 class Container:
     """A container whose process sleeps. pid: of that process."""
 
-    def __init__(self, host: OciHost, program: Path, bundle: Path, cgroups_path: str) -> None:
+    def __init__(
+        self, host: OciHost | BoxHost, program: Sequence[str | Path], bundle: Path, cgroups_path: str
+    ) -> None:
         self.host = host
         self.name = bundle.name
         self.cgroups_path = cgroups_path
@@ -152,17 +224,20 @@ class Container:
         self._program = program
         self._bundle = bundle
 
-    def create(self, busybox: Path, devices: Sequence[dict[str, Any]]) -> None:
+    def create(self, busybox: Path, devices: Sequence[dict[str, Any]], hooks: dict[str, Any]) -> None:
         """Write the bundle and have it created."""
-        programs = self._bundle / "rootfs/bin"
+        bundle = self.host.outside(self._bundle)
+        programs = bundle / "rootfs/bin"
         programs.mkdir(parents=True)
         shutil.copy2(busybox, programs / "busybox")
         for applet in ("sh", "sleep", "mknod", "cat"):
             (programs / applet).symlink_to("busybox")
-        (self._bundle / "config.json").write_text(json.dumps(_config(self.cgroups_path, devices)))
+        (bundle / "config.json").write_text(
+            json.dumps(_config(self.cgroups_path, devices) | {"hooks": hooks})
+        )
         pid_file = self._bundle / "pid"
         self.call("create", "--bundle", str(self._bundle), "--pid-file", str(pid_file), self.name)
-        self.pid = int(pid_file.read_text())
+        self.pid = int((bundle / "pid").read_text())
 
     def start(self) -> None:
         """Start it."""
@@ -178,8 +253,8 @@ class Container:
         path = f"/dev/t{major}-{minor}"
         redirection = {"r": "<", "w": ">>", "rw": "<>"}[access]
         said = self.execute(
-            f"[ -e {path} ] || mknod {path} c {major} {minor} || exit 1; "
-            f"(exec 3{redirection}{path}) 2>&1 && echo opened; true"
+            f"exec 2>&1; [ -e {path} ] || mknod {path} c {major} {minor} && (exec 3{redirection}{path}) && "
+            "echo opened; true"
         )
         return said.strip().rpartition(": ")[2]
 
@@ -188,10 +263,11 @@ class Container:
         log = self._bundle / "said"
         script = f'exec "$@" >{log} 2>&1'
         root = self.host.root / "state"
-        done = self.host.run("sh", "-c", script, "sh", self._program, "--root", root, *arguments, check=False)
-        done.stdout = log.read_text()
+        argv = ["sh", "-c", script, "sh", *self._program, "--root", root, *arguments]
+        done = self.host.run(*argv, check=False)
+        done.stdout = self.host.outside(log).read_text()
         if check and done.returncode:
-            raise RuntimeError(f"{self._program.name} {arguments}: {done.stdout}{done.stderr}")
+            raise RuntimeError(f"{self._program[0]} {arguments}: {done.stdout}{done.stderr}")
         return done
 
 

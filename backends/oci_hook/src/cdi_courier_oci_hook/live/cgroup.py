@@ -5,9 +5,8 @@ Source: contracts hooks-and-runtimes.md d.4.
 
 A process is in one cgroup of each hierarchy, and everything from there up has its say. What belongs to the
 container is changed, from the cgroup of its process up to the one that its runtime made for it, its scope;
-what is above is shared with others and only asked. Version 1 has a list of devices a cgroup. Version 2 has
-programs (`device_filter`), each of which is replaced by one that says yes to the devices and else what it
-said. Where systemd manages the scope it is told first (`systemd`).
+what is above is shared with others and only asked. Version 1 has lists (`device_list`), version 2 has
+programs (`device_programs`). Where systemd manages the scope it is told first (`systemd`).
 
 All that may well fail is done before the first program is replaced, and what was changed is changed back on
 failure. Only what systemd was told stays, for it cannot forget one device; it ends with the unit.
@@ -15,14 +14,14 @@ failure. Only what systemd was told stays, for it cannot forget one device; it e
 
 from __future__ import annotations
 
-import errno
 import os
 
 from cdi_courier.errors import DeliveryError, quoted
 
 from cdi_courier_oci_hook import log
 
-from . import bpf, device_filter, systemd
+from . import device_filter, device_list, device_programs, systemd
+from .refusals import BEST_EFFORT, unreadable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,22 +31,14 @@ if TYPE_CHECKING:
     from .device_filter import Grant
 
     Rule = tuple[str, int, int, str]
-    Undo = list[Callable[[], None]]
 
 ROOT = "/"
 """Where the host's ``proc`` and ``run`` are."""
 
-_TYPES = {"c": device_filter.CHAR, "b": device_filter.BLOCK}
-_TYPE_LETTERS = {number: letter for letter, number in _TYPES.items()}
-_ACCESS = {"r": device_filter.READ, "w": device_filter.WRITE, "m": device_filter.MKNOD}
-_EVERYTHING = device_filter.READ | device_filter.WRITE | device_filter.MKNOD
 _MOST_MAJOR, _MOST_MINOR = (1 << 12) - 1, (1 << 20) - 1  # of the kernel's dev_t
-_NOT_PERMITTED = (errno.EPERM, errno.EACCES, errno.EROFS)
-_ROUNDS = 4  # systemd may write its program anew while this works
 # What [oci_hook] device_cgroup = "best-effort" makes a warning: what somebody above has decided, who may have
 # allowed the device as well.
 _TOLERATED = frozenset({"HOK252", "HOK253", "HOK254", "HOK255", "HOK260", "HOK261", "HOK262"})
-_BEST_EFFORT = 'or set [oci_hook] device_cgroup = "best-effort" to start containers all the same'
 
 
 class Mount:
@@ -85,12 +76,19 @@ def allow(
     grants = grants_of(rules)
     if not grants:
         return
-    try:
-        _allow(pid, grants, cgroups_path)
-    except DeliveryError as error:
+    said = set()
+
+    def tolerate(error: DeliveryError) -> None:
         if mode == "enforce" or error.code not in _TOLERATED:
-            raise
-        log.write(log_to, str(error), log.WARNING)
+            raise error
+        if str(error) not in said:
+            said.add(str(error))
+            log.write(log_to, str(error), log.WARNING)
+
+    try:
+        _allow(pid, grants, cgroups_path, tolerate)
+    except DeliveryError as error:
+        tolerate(error)
 
 
 def grants_of(rules: Iterable[Rule]) -> tuple[Grant, ...]:
@@ -98,10 +96,10 @@ def grants_of(rules: Iterable[Rule]) -> tuple[Grant, ...]:
     grants = []
     for kind, major, minor, access in rules:
         if (
-            kind not in _TYPES
+            kind not in device_filter.TYPES
             or not 0 <= major <= _MOST_MAJOR
             or not 0 <= minor <= _MOST_MINOR
-            or not set(access) <= set(_ACCESS)
+            or not set(access) <= set(device_filter.ACCESS)
         ):
             text = quoted(f"{kind} {major}:{minor} {access}")
             raise DeliveryError(
@@ -110,9 +108,8 @@ def grants_of(rules: Iterable[Rule]) -> tuple[Grant, ...]:
                 f"type c or b, major up to {_MOST_MAJOR}, minor up to {_MOST_MINOR}, access of r, w and m: "
                 "correct the CDI spec file",
             )
-        mask = sum(_ACCESS[letter] for letter in set(access))
-        if mask:
-            grants.append((_TYPES[kind], major, minor, mask))
+        if access:
+            grants.append((device_filter.TYPES[kind], major, minor, device_filter.access(access)))
     return device_filter.merged(grants)
 
 
@@ -190,7 +187,9 @@ def _scope_names(cgroups_path: str) -> list[list[str]]:
     return names
 
 
-def _allow(pid: int, grants: tuple[Grant, ...], cgroups_path: str) -> None:
+def _allow(
+    pid: int, grants: tuple[Grant, ...], cgroups_path: str, tolerate: Callable[[DeliveryError], None]
+) -> None:
     cgroups = cgroups_of(_read(f"proc/{pid}/cgroup"))
     own = cgroups_of(_read("proc/self/cgroup"))
     # Other file systems may have been mounted over some.
@@ -201,15 +200,33 @@ def _allow(pid: int, grants: tuple[Grant, ...], cgroups_path: str) -> None:
     pins: tuple[str, ...] = ()
     for scope in scopes.values():
         if scope is not None and scope.endswith(".scope"):
-            pins = systemd.declare(scope, grants, ROOT)
+            try:
+                pins = systemd.declare(scope, grants, ROOT)
+            except DeliveryError as error:
+                tolerate(error)
             break
-    undo: Undo = []
+    folders = {
+        version: _folders(path, scopes[version], version, mounts)
+        for version, path in cgroups.items()
+        # Where the runtime does not see the hierarchy that it is in itself, it has changed nothing there.
+        if path != own.get(version) or _folder(path, version, mounts) is not None
+    }
+    undo: list[Callable[[], None]] = []
     opened: list[int] = []
     try:
-        if 1 in cgroups:
-            _allow_in_lists(cgroups[1], scopes[1], own.get(1), mounts, grants, undo)
-        if 2 in cgroups:
-            _allow_in_programs(cgroups[2], scopes[2], own.get(2), mounts, grants, pins, opened, undo)
+        if 1 in folders:
+            _allow_in_lists(cgroups[1], folders[1], grants, undo, own=scopes[1] is not None)
+        if 2 in folders:
+            device_programs.allow(
+                cgroups[2],
+                folders[2],
+                grants,
+                own=scopes[2] is not None,
+                pins=pins,
+                tolerate=tolerate,
+                opened=opened,
+                undo=undo,
+            )
     except BaseException as error:
         failed = _undone(undo)
         if failed and isinstance(error, DeliveryError):
@@ -220,7 +237,7 @@ def _allow(pid: int, grants: tuple[Grant, ...], cgroups_path: str) -> None:
             os.close(descriptor)
 
 
-def _undone(steps: Undo) -> str:
+def _undone(steps: list[Callable[[], None]]) -> str:
     """Undo the steps, the last first, and return why one failed; the others are undone all the same."""
     failed = ""
     for step in reversed(steps):
@@ -231,333 +248,40 @@ def _undone(steps: Undo) -> str:
     return failed
 
 
-# Version 1
-
-
 def _allow_in_lists(
-    path: str,
-    scope: str | None,
-    own: str | None,
-    mounts: list[Mount],
-    grants: tuple[Grant, ...],
-    undo: Undo,
+    path: str, folders: list[str], grants: tuple[Grant, ...], undo: list[Callable[[], None]], *, own: bool
 ) -> None:
-    found = _folder(path, 1, mounts)
-    if found is None:
-        if path == own:
-            return  # what the runtime itself has, in a hierarchy that it does not see and cannot have changed
-        raise _invisible(path, "version 1")
-    if scope is None:
-        descriptor = _open_folder(found)
-        try:
-            had = _listed(descriptor)
-        finally:
-            os.close(descriptor)
-        for grant in grants:
-            if grant[3] & ~_had(had, grant):
-                raise _shared(path, grant)
-        return
-    # From above: a cgroup can be allowed only what the one above it may.
-    for level in reversed(_levels(path, scope)):
-        folder = _folder(level, 1, mounts)
-        if folder is None:
-            raise _invisible(level, "version 1")
-        _allow_in_list(level, folder, grants, undo)
-
-
-def _allow_in_list(level: str, folder: str, grants: tuple[Grant, ...], undo: Undo) -> None:
-    descriptor = _open_folder(folder)
-    try:
-        had = _listed(descriptor)
-        for grant in grants:
-            missing = grant[3] & ~_had(had, grant)
-            # Also where everything seems to be allowed: the list does not show the exceptions to that.
-            try:
-                _write_list(folder, "devices.allow", grant)
-            except OSError as error:
-                if not missing:
-                    continue
-                if error.errno in _NOT_PERMITTED:
-                    raise _not_permitted(f"allow {_text(grant)} in cgroup {quoted(level)}", error) from None
-                raise DeliveryError(
-                    "HOK257",
-                    f"cgroup {quoted(level)} does not take {_text(grant)}: {error.strerror}",
-                    "report this with the kernel's version",
-                ) from None
-            if missing:
-                undo.append(lambda rule=(*grant[:3], missing): _write_list(folder, "devices.deny", rule))  # type: ignore[misc]
-    finally:
-        os.close(descriptor)
-
-
-def _write_list(folder: str, name: str, grant: Grant) -> None:
-    descriptor = os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(descriptor, _text(grant).encode())
-    finally:
-        os.close(descriptor)
-
-
-def _listed(folder: int) -> list[tuple[int, str, str, int]]:
-    """A cgroup's devices.list: type, numbers as text, ``*`` for all, and access. Type 0 is both."""
-    try:
-        descriptor = os.open("devices.list", os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
-    except OSError as error:
-        if error.errno in _NOT_PERMITTED:
-            return []
-        raise _unreadable("devices.list", error) from None
-    with open(descriptor) as file:
-        lines = file.read().split("\n")
-    found = []
-    for line in lines:
-        kind, _, rest = line.partition(" ")
-        numbers, _, access = rest.partition(" ")
-        major, _, minor = numbers.partition(":")
-        if kind in ("a", *_TYPES):
-            found.append((_TYPES.get(kind, 0), major, minor, sum(_ACCESS.get(c, 0) for c in set(access))))
-    return found
-
-
-def _had(listed: list[tuple[int, str, str, int]], grant: Grant) -> int:
-    """The access to the device that a list gives."""
-    kind, major, minor, _ = grant
-    access = 0
-    for known, of_major, of_minor, mask in listed:
-        if known in (0, kind) and of_major in ("*", str(major)) and of_minor in ("*", str(minor)):
-            access |= mask
-    return access
-
-
-# Version 2
-
-
-class _Exchange:
-    """A program of a cgroup and what takes its place; descriptors."""
-
-    __slots__ = ("flags", "folder", "new", "old")
-
-    def __init__(self, folder: int, flags: int, old: int, new: int) -> None:
-        self.folder = folder
-        self.flags = flags
-        self.old = old
-        self.new = new
-
-
-def _allow_in_programs(
-    path: str,
-    scope: str | None,
-    own: str | None,
-    mounts: list[Mount],
-    grants: tuple[Grant, ...],
-    pins: tuple[str, ...],
-    opened: list[int],
-    undo: Undo,
-) -> None:
-    leaf = _folder(path, 2, mounts)
-    if leaf is None:
-        if path == own:
-            return
-        raise _invisible(path, "version 2")
-    if not bpf.supported():
-        raise DeliveryError(
-            "HOK259",
-            f"device filters of cgroup version 2 cannot be changed on {quoted(os.uname().machine)}",
-            "this works on x86_64 and aarch64; deliver by NRI or the runtime wrapper instead",
-        )
-    folders = [leaf]
-    for level in _levels(path, scope)[1:] if scope is not None else ():
-        folder = _folder(level, 2, mounts)
-        if folder is None:
-            raise _invisible(level, "version 2")
-        folders.append(folder)
-    descriptors = [_opened(opened, _open_folder(folder)) for folder in folders]
-    made: dict[int, int] = {}
-    for _ in range(_ROUNDS):
-        plan = _plan(path, descriptors, descriptors if scope is not None else [], grants, opened, made)
-        if not plan:
-            break
-        for exchange in plan:
-            _exchange(exchange, path, undo)
-    else:
-        raise DeliveryError(
-            "HOK264",
-            f"the device filters of cgroup {quoted(path)} cannot be replaced: they keep changing or are "
-            "attached by links",
-            "what manages this cgroup besides the container runtime? `bpftool cgroup show` shows its filters",
-        )
-    for pin in pins:
-        _pin_anew(pin, grants, opened, made)
-
-
-def _plan(
-    path: str,
-    levels: list[int],
-    changeable: list[int],
-    grants: tuple[Grant, ...],
-    opened: list[int],
-    made: dict[int, int],
-) -> list[_Exchange]:
-    """What is to be exchanged: loaded, and nothing attached yet.
-
-    levels: the container's cgroups, that of its process first. made: id of a program → what takes its place.
-    """
-    try:
-        attached = [(folder, *bpf.query(folder)) for folder in changeable]
-        effective, _ = bpf.query(levels[0], effective=True)
-    except OSError as error:
-        if error.errno in (errno.EINVAL, errno.ENOSYS):
-            return []  # a kernel without device programs has no filter either
-        if error.errno in _NOT_PERMITTED:
-            raise _not_permitted(f"ask for the device filters of cgroup {quoted(path)}", error) from None
-        raise _failed("ask for the device filters", path, error) from None
-    ours = {identifier for _, identifiers, _ in attached for identifier in identifiers}
-    for identifier in effective:
-        if identifier not in ours:
-            _need_yes_above(identifier, path, grants, opened)
-    plan = []
-    for folder, identifiers, flags in attached:
-        for identifier in identifiers:
-            found = _program(identifier, path, opened)
-            if found is None:
-                continue
-            old, code = found
-            if identifier not in made:
-                answers = [device_filter.permits(code, grant) for grant in grants]
-                if all(answers):
-                    continue
-                made[identifier] = _replacement(code, grants, path, opened)
-            plan.append(
-                _Exchange(folder, flags & (bpf.ALLOW_MULTI | bpf.ALLOW_OVERRIDE), old, made[identifier])
-            )
-    return plan
-
-
-def _program(identifier: int, path: str, opened: list[int]) -> tuple[int, bytes] | None:
-    """A program's descriptor and instructions; None if it is gone by now."""
-    try:
-        descriptor = _opened(opened, bpf.program(identifier))
-        return descriptor, bpf.instructions(descriptor)
-    except OSError as error:
-        if error.errno == errno.ENOENT:
-            return None
-        if error.errno in _NOT_PERMITTED:
-            raise _not_permitted(f"read a device filter of cgroup {quoted(path)}", error) from None
-        raise _failed("read a device filter", path, error) from None
-
-
-def _need_yes_above(identifier: int, path: str, grants: tuple[Grant, ...], opened: list[int]) -> None:
-    found = _program(identifier, path, opened)
-    if found is None:
+    if own:
+        # From above: a cgroup can be allowed only what the one above it may.
+        for folder in reversed(folders):
+            device_list.allow(folder, grants, undo)
         return
     for grant in grants:
-        answer = device_filter.permits(found[1], grant)
-        if answer is False:
+        if not device_list.allows(folders[0], grant):
             raise DeliveryError(
-                "HOK254",
-                f"{_text(grant)} is denied to cgroup {quoted(path)} by a device filter that is not the "
-                f"container's own, program {identifier}",
-                "`bpftool cgroup tree` shows where it is attached: allow the device there (DeviceAllow= of a "
-                f"systemd unit), {_BEST_EFFORT}",
-            )
-        if answer is None:
-            raise DeliveryError(
-                "HOK255",
-                f"whether {_text(grant)} is allowed to cgroup {quoted(path)} cannot be told: program "
-                f"{identifier}, a device filter that is not the container's own, uses maps or functions",
-                f"`bpftool cgroup tree` shows what attaches it; {_BEST_EFFORT}",
+                "HOK252",
+                f"cgroup {quoted(path)}, which does not allow {device_filter.written(grant)}, is not the "
+                "container's alone",
+                f"let the runtime make a cgroup for each container, {BEST_EFFORT}",
             )
 
 
-def _replacement(code: bytes, grants: tuple[Grant, ...], path: str, opened: list[int]) -> int:
-    """A new program that says yes to the grants and else what the old one says."""
-    reason = device_filter.immovable(code)
-    new = b"" if reason else device_filter.allowing(code, grants)
-    if len(new) // 8 > device_filter.MAX_INSTRUCTIONS:
-        reason = f"with the devices it would have more than {device_filter.MAX_INSTRUCTIONS} instructions"
-    if reason:
-        raise DeliveryError(
-            "HOK256",
-            f"a device filter of cgroup {quoted(path)} cannot be extended: {reason}",
-            "deliver by NRI or the runtime wrapper instead, before the container has a filter",
-        )
-    try:
-        return _opened(opened, bpf.load(new))
-    except bpf.Refused as error:
-        raise DeliveryError(
-            "HOK257",
-            f"the kernel refuses the extended device filter of cgroup {quoted(path)}: {error.strerror}",
-            f"report this with the kernel's version and what it says: {quoted(error.log, 500)}",
-        ) from None
-    except OSError as error:
-        if error.errno in _NOT_PERMITTED:
-            raise _not_permitted(f"load a device filter for cgroup {quoted(path)}", error) from None
-        raise _failed("load a device filter", path, error) from None
-
-
-def _exchange(exchange: _Exchange, path: str, undo: Undo) -> None:
-    folder, flags, old, new = exchange.folder, exchange.flags, exchange.old, exchange.new
-    try:
-        _swap(folder, flags, old, new)
-    except OSError as error:
-        if error.errno == errno.ENOENT:
-            return  # the old one is gone: look again
-        if error.errno in _NOT_PERMITTED:
-            raise _not_permitted(f"replace a device filter of cgroup {quoted(path)}", error) from None
-        raise _failed("replace a device filter", path, error) from None
-    undo.append(lambda: _swap(folder, flags, new, old))
-
-
-def _swap(folder: int, flags: int, old: int, new: int) -> None:
-    """Attach a program in the place of another, at no time neither of them."""
-    if not flags & bpf.ALLOW_MULTI:
-        bpf.attach(folder, new, flags)
-        return
-    try:
-        bpf.attach(folder, new, flags, replaced=old)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        # Before Linux 5.6. Both must say yes for a moment, which is never more than was allowed.
-        bpf.attach(folder, new, flags)
-        try:
-            bpf.detach(folder, old)
-        except OSError:
-            bpf.detach(folder, new)
-            raise
-
-
-def _pin_anew(path: str, grants: tuple[Grant, ...], opened: list[int], made: dict[int, int]) -> None:
-    """Put the extended program where systemd takes the unit's device filter from."""
-    temporary = f"{path}_cdi_courier"  # a bpffs takes no dots
-    try:
-        old = _opened(opened, bpf.pinned(path))
-        identifier = bpf.identifier(old)
-        code = bpf.instructions(old)
-        if all(device_filter.permits(code, grant) for grant in grants):
-            return
-        if identifier not in made:
-            made[identifier] = _replacement(code, grants, path, opened)
-        if os.path.lexists(temporary):
-            os.unlink(temporary)
-        bpf.pin(made[identifier], temporary)
-        os.rename(temporary, path)
-    except OSError as error:
-        raise DeliveryError(
-            "HOK263",
-            f"the device filter that systemd reads from {quoted(path)} cannot be extended: {error.strerror}",
-            "the container would lose its devices with the next `systemctl daemon-reload`; is that a bpffs?",
-        ) from None
-
-
-# Where things are
-
-
-def _levels(path: str, scope: str) -> list[str]:
-    """The cgroups from that of the process up to the scope."""
+def _folders(path: str, scope: str | None, version: int, mounts: list[Mount]) -> list[str]:
+    """The directories of the cgroups from that of the process up to the scope."""
     levels = [path]
-    while levels[-1] != scope:
+    while scope is not None and levels[-1] != scope:
         levels.append(levels[-1].rpartition("/")[0])
-    return levels
+    folders = []
+    for level in levels:
+        folder = _folder(level, version, mounts)
+        if folder is None:
+            raise DeliveryError(
+                "HOK251",
+                f"no mounted hierarchy of version {version} shows cgroup {quoted(level)}",
+                "the container runtime must run where the host's /sys/fs/cgroup is mounted",
+            )
+        folders.append(folder)
+    return folders
 
 
 def _folder(path: str, version: int, mounts: list[Mount]) -> str | None:
@@ -578,25 +302,13 @@ def _visible(mount: Mount) -> bool:
         return False
 
 
-def _open_folder(folder: str) -> int:
-    try:
-        return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise _unreadable(folder, error) from None
-
-
-def _opened(descriptors: list[int], descriptor: int) -> int:
-    descriptors.append(descriptor)
-    return descriptor
-
-
 def _read(path: str) -> str:
     path = os.path.join(ROOT, path)
     try:
         with open(path, "rb") as file:
             return os.fsdecode(file.read())
     except OSError as error:
-        raise _unreadable(path, error) from None
+        raise unreadable(path, error) from None
 
 
 def _unescaped(field: str) -> str:
@@ -610,53 +322,3 @@ def _unescaped(field: str) -> str:
         else:
             pieces.append(b"\\" + os.fsencode(piece))
     return os.fsdecode(b"".join(pieces))
-
-
-# What is said
-
-
-def _text(grant: Grant) -> str:
-    """A grant as devices.allow takes it."""
-    kind, major, minor, mask = grant
-    return f"{_TYPE_LETTERS[kind]} {major}:{minor} {''.join(c for c, bit in _ACCESS.items() if mask & bit)}"
-
-
-def _unreadable(path: str, error: OSError) -> DeliveryError:
-    return DeliveryError(
-        "HOK251",
-        f"{quoted(path)} cannot be read: {error.strerror}",
-        "has the container ended? Else are /proc and /sys/fs/cgroup mounted where the hook runs?",
-    )
-
-
-def _invisible(path: str, version: str) -> DeliveryError:
-    return DeliveryError(
-        "HOK251",
-        f"no mounted hierarchy of {version} shows cgroup {quoted(path)}",
-        "the container runtime must run where the host's /sys/fs/cgroup is mounted",
-    )
-
-
-def _shared(path: str, grant: Grant) -> DeliveryError:
-    return DeliveryError(
-        "HOK252",
-        f"cgroup {quoted(path)}, which does not allow {_text(grant)}, is not the container's alone",
-        f"let the runtime make a cgroup for each container, {_BEST_EFFORT}",
-    )
-
-
-def _not_permitted(what: str, error: OSError) -> DeliveryError:
-    return DeliveryError(
-        "HOK253",
-        f"this process may not {what}: {error.strerror}",
-        "the hook needs to be root of the host with CAP_SYS_ADMIN, and a cgroup above must not forbid the "
-        f"device; {_BEST_EFFORT}",
-    )
-
-
-def _failed(what: str, path: str, error: OSError) -> DeliveryError:
-    return DeliveryError(
-        "HOK258",
-        f"cannot {what} of cgroup {quoted(path)}: {error.strerror}",
-        "the filters are as they were; report this with the kernel's version",
-    )

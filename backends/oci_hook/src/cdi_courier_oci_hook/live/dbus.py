@@ -83,7 +83,10 @@ class Connection:
             return values
 
     def _authenticate(self) -> None:
-        self._send(b"\0AUTH EXTERNAL " + str(os.geteuid()).encode().hex().encode() + b"\r\n")
+        # All at once, as sd-bus does: systemd does not look again at a message that came with BEGIN, and a
+        # message that is sent when the answer is here cannot come with what was sent before it.
+        user = str(os.geteuid()).encode().hex().encode()
+        self._send(b"\0AUTH EXTERNAL " + user + b"\r\nBEGIN\r\n")
         line = b""
         while not line.endswith(b"\r\n"):
             line += self._take(1)
@@ -91,7 +94,6 @@ class Connection:
                 raise MalformedError("an answer without end to the authentication")
         if not line.startswith(b"OK "):
             raise PermissionError(13, f"authentication refused: {line.decode(errors='replace').strip()}")
-        self._send(b"BEGIN\r\n")
 
     def _receive(self) -> tuple[int, int, dict[int, Any], list[Any]]:
         head = self._take(16)

@@ -30,6 +30,10 @@ BLOCK, CHAR = 1, 2
 MKNOD, READ, WRITE = 1, 2, 4
 """Access, to be added up."""
 
+TYPES = {"c": CHAR, "b": BLOCK}
+ACCESS = {"r": READ, "w": WRITE, "m": MKNOD}
+"""As they are written in devices.allow and in OCI configs."""
+
 MAX_INSTRUCTIONS = 1_000_000
 """The longest program that a kernel takes from root (BPF_COMPLEXITY_LIMIT_INSNS); 4096 before Linux 5.2."""
 
@@ -53,6 +57,18 @@ _LDX_W, _MOV32_X, _MOV64_K, _AND32_K, _RSH32_K, _JNE_K, _CALL, _EXIT, _LD_IMM64 
 )
 _CLASS_ALU32, _CLASS_JMP, _CLASS_JMP32, _CLASS_ALU64 = 4, 5, 6, 7
 _SIZES = {0x61: 4, 0x69: 2, 0x71: 1}  # LDX MEM of a word, half a word, a byte
+
+
+def access(letters: str) -> int:
+    """The access that letters name; others are left out."""
+    return sum(bit for letter, bit in ACCESS.items() if letter in letters)
+
+
+def written(grant: Grant) -> str:
+    """A grant as devices.allow takes it, such as ``c 1:3 rw``."""
+    kind, major, minor, mask = grant
+    letters = "".join(letter for letter, bit in ACCESS.items() if mask & bit)
+    return f"{'b' if kind == BLOCK else 'c'} {major}:{minor} {letters}"
 
 
 def merged(grants: Iterable[Grant]) -> tuple[Grant, ...]:

@@ -34,7 +34,8 @@ _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 _SIGKILL = 9
 _TOLD = 2000  # bytes of a hook's last words that go into the error
 _CANNOT_RUN = 127
-_GRACE = 5.0  # seconds for a killed process to end
+_TOO_LATE = 124
+_GRACE = 5.0  # seconds for who watches a hook to kill and bury it
 
 
 def run(hooks: Sequence[Json], state: Json, spaces: Namespaces, root: str, deadline: float) -> None:
@@ -56,34 +57,38 @@ def _run(hook: Json, state: Json, spaces: Namespaces | None, root: str, deadline
     timeout = hook.get("timeout")
     if timeout is not None:
         deadline = min(deadline, time.monotonic() + timeout)
+    opened: list[int] = []
     try:
-        stdin = _file("state", fastjson.dumps(seen))
-        output = _file("output", b"")
+        opened.append(_file("state", fastjson.dumps(seen)))
+        opened.append(_file("output", b""))
+        opened += syscalls.pipe()
+        stdin, output, gone, _ = opened
         child = syscalls.fork()
+        if child == 0:
+            os.close(opened[3])
+            _be(hook, spaces, root, stdin, output, gone, deadline)
+        status = _wait(child, deadline + (_GRACE if spaces is not None else 0))
+        words = _words(output)
     except OSError as error:
-        raise _failed(hook, f"cannot be started: {error.strerror}") from None
-    if child == 0:
-        _be(hook, spaces, root, stdin, output, deadline)
-    status = _wait(child, deadline)
-    os.close(stdin)
-    try:
-        if status is None:
-            raise DeliveryError(
-                "HOK219",
-                f"hook {quoted(hook['path'])} of the CDI spec did not end in time{_words(output)}",
-                "what does it wait for? [oci_hook] timeout is the time for all hooks of a container",
-            )
-        if status:
-            how = f"was ended by signal {-status}" if status < 0 else f"exited with {status}"
-            raise _failed(hook, f"{how}{_words(output)}")
+        raise _failed(hook, f"cannot be run: {error.strerror}") from None
     finally:
-        os.close(output)
+        for descriptor in opened:
+            os.close(descriptor)
+    if status is None or (status == _TOO_LATE and time.monotonic() >= deadline):
+        raise DeliveryError(
+            "HOK219",
+            f"hook {quoted(hook['path'])} of the CDI spec did not end in time{words}",
+            "what does it wait for? [oci_hook] timeout is the time for all hooks of a container",
+        )
+    if status:
+        how = f"was ended by signal {-status}" if status < 0 else f"exited with {status}"
+        raise _failed(hook, f"{how}{words}")
 
 
-def _wait(child: int, deadline: float) -> int | None:
-    """A child's exit status; None if it, and all of its process group, had to be killed."""
+def _wait(child: int, deadline: float, until: int = -1) -> int | None:
+    """A child's exit status; None if it, and all of its process group, had to be killed. until: as `wait`."""
     try:
-        status = syscalls.wait(child, deadline - time.monotonic())
+        status = syscalls.wait(child, deadline - time.monotonic(), until)
     except OSError:
         status = None
     if status is None:
@@ -101,12 +106,11 @@ def _kill(child: int) -> None:
 
 
 def _be(
-    hook: Json, spaces: Namespaces | None, root: str, stdin: int, output: int, deadline: float
+    hook: Json, spaces: Namespaces | None, root: str, stdin: int, output: int, gone: int, deadline: float
 ) -> NoReturn:
-    """Become the hook."""
+    """Become the hook. gone: a pipe's end that tells when the caller has been killed."""
     status = _CANNOT_RUN
     try:
-        os.setsid()
         for descriptor, number in ((stdin, 0), (output, 1), (output, 2)):
             os.dup2(descriptor, number)
         if spaces is None:
@@ -119,25 +123,41 @@ def _be(
             syscalls.become_root()
         if "pid" not in spaces.own:
             _become(hook)
-        # Only a child is in the PID namespace.
-        child = syscalls.fork()
-        if child == 0:
-            _become(hook)
-        syscalls.die_with_parent()
-        ended = _wait(child, deadline)
-        status = 128 + _SIGKILL if ended is None else ended if ended >= 0 else 128 - ended
+        status = _watch(hook, gone, deadline)
     except BaseException as error:  # noqa: BLE001 - this process is a copy of the caller's and must end here
         os.write(2, f"{type(error).__name__}: {error}".encode(errors="backslashreplace"))
     finally:
         os._exit(status)
 
 
+def _watch(hook: Json, gone: int, deadline: float) -> int:
+    """Run the hook in the PID namespace, in which only a child is, and return its exit status.
+
+    This process has to bury the hook whatever happens, or the PID namespace could not end: runc, who would
+    inherit the dead hook, waits for that end first. So it must not be killed, not even with the caller.
+    """
+    child = syscalls.fork()
+    if child == 0:
+        _become(hook)
+    ended = _wait(child, deadline, gone)
+    if ended is None:
+        return _TOO_LATE
+    return ended if ended >= 0 else 128 - ended
+
+
 def _become(hook: Json) -> NoReturn:
-    # Should the caller be killed, for it took too long, nobody is left behind.
-    syscalls.die_with_parent()
-    env = hook.get("env") or []
-    environment = dict(item.split("=", 1) for item in env if "=" in item) if env else _ENVIRONMENT
-    os.execve(hook["path"], hook.get("args") or [hook["path"]], environment)  # noqa: S606 - the spec's own
+    try:
+        os.setsid()
+        # Should the caller be killed, for it took too long, nobody is left behind.
+        syscalls.die_with_parent()
+        env = hook.get("env") or []
+        environment = dict(item.split("=", 1) for item in env if "=" in item) if env else _ENVIRONMENT
+        argv = hook.get("args") or [hook["path"]]
+        os.execve(hook["path"], argv, environment)  # noqa: S606 - the spec's own
+    except BaseException as error:  # noqa: BLE001 - as in `_be`
+        os.write(2, f"{type(error).__name__}: {error}".encode(errors="backslashreplace"))
+    finally:
+        os._exit(_CANNOT_RUN)
 
 
 def _file(name: str, data: bytes) -> int:

@@ -271,13 +271,17 @@ def fork() -> int:
     return os.fork()
 
 
-def wait(pid: int, seconds: float) -> int | None:
-    """Wait for a child's end; its exit status, negative for a signal; None if it did not end in time."""
+def wait(pid: int, seconds: float, until: int = -1) -> int | None:
+    """Wait for a child's end; its exit status, negative for a signal; None if it did not end in time.
+
+    until: a pipe's reading end; if its other end is closed, that is not in time either.
+    """
     _before("pidfd_open")
     descriptor = os.pidfd_open(pid)
     try:
-        asked = _PollFd(descriptor, _POLLIN, 0)
-        if _load().poll(ctypes.byref(asked), ctypes.c_ulong(1), max(0, int(seconds * 1000))) == 0:
+        asked = (_PollFd * 2)(_PollFd(descriptor, _POLLIN, 0), _PollFd(until, 0, 0))
+        _load().poll(asked, ctypes.c_ulong(2), max(0, int(seconds * 1000)))
+        if not asked[0].revents:
             return None
     finally:
         os.close(descriptor)

@@ -25,7 +25,6 @@ SECONDS = 5.0
 _MANAGER, _OBJECT, _INTERFACE = "org.freedesktop.systemd1", "/org/freedesktop/systemd1", ".Manager"
 _RUNNING = "/run/systemd/system"
 _SOCKETS = (("/run/systemd/private", False), ("/run/dbus/system_bus_socket", True))
-_LETTERS = ((device_filter.READ, "r"), (device_filter.WRITE, "w"), (device_filter.MKNOD, "m"))
 _FOLDERS = {device_filter.CHAR: "char", device_filter.BLOCK: "block"}
 _ANY_NUMBER = 240  # since this version a device need not have a name in /dev/char
 
@@ -99,7 +98,7 @@ def _lacking(listed: list[tuple[str, str]], grants: tuple[Grant, ...]) -> list[t
     entries = []
     for kind, major, minor, mask in grants:
         path = f"/dev/{_FOLDERS[kind]}/{major}:{minor}"
-        access = "".join(letter for bit, letter in _LETTERS if mask & bit)
+        access = "".join(letter for letter, bit in device_filter.ACCESS.items() if mask & bit)
         if not any(path == known and set(access) <= set(had) for known, had in listed):
             entries.append((path, access))
     return entries
