@@ -341,7 +341,7 @@ def test_programs_that_are_not_there_are_told(site: Site, live: str, says: str) 
     [
         pytest.param("1.30.1", "", "runc", id="runc by default"),
         pytest.param("1.31.0", "", "crun", id="crun by default"),
-        pytest.param("1.31.0", "crio.runtime.default_runtime = 'runc'", "runc", id="runc by file"),
+        pytest.param("1.30.0", "crio.runtime.default_runtime = 'runc'", "runc", id="runc by file"),
     ],
 )
 def test_of_a_cri_o_that_cannot_be_asked_files_and_defaults_tell_the_handler(
@@ -360,8 +360,11 @@ def test_of_a_cri_o_that_cannot_be_asked_files_and_defaults_tell_the_handler(
 
 @pytest.mark.parametrize(
     ("version", "stored"),
-    [("", ""), ("1.30.0", "crio.runtime.default_runtime = 'gone'")],
-    ids=["unknown version", "no such handler"],
+    [
+        pytest.param("", "", id="unknown version"),
+        pytest.param("1.30.0", "crio.runtime.default_runtime = 'gone'", id="no such handler"),
+        pytest.param("1.36.3", "crio.runtime.default_runtime = 'runc'", id="built in no more"),
+    ],
 )
 def test_a_default_handler_that_is_not_known_is_told(site: Site, version: str, stored: str) -> None:
     """Nothing is guessed, for pods would not start with a wrong one."""

@@ -29,9 +29,9 @@ _RESTART: Final = "systemctl restart crio"
 _FIRST_WITH_CRUN: Final = (1, 31, 0)
 """From here on crun is what CRI-O runs if no file says otherwise."""
 
-# Options of crio that beat every file, and the variables that stand for them.
+# Options of crio that beat every file, and the variables that stand for them; NRI's has none.
 _OPTIONS: Final[Mapping[str, tuple[str, str]]] = {
-    "nri": ("--enable-nri", "CONTAINER_ENABLE_NRI"),
+    "nri": ("--enable-nri", ""),
     "handler": ("--default-runtime", "CONTAINER_DEFAULT_RUNTIME"),
 }
 _NRI: Final = ("crio", "nri")
@@ -180,7 +180,7 @@ def _default(runtime: Runtime, found: Configuration, settings: Settings) -> tupl
         table = configuration.handlers_of(document).get(ours)
         if isinstance(table, dict):
             return name, table
-    if name in ("runc", "crun"):
+    if name == _built_in(runtime):
         # What CRI-O has for it when no file does; the program is looked up.
         return name, {"runtime_type": "oci", "runtime_root": f"/run/{name}"}
     raise HostError(
@@ -262,7 +262,7 @@ def _must_be_read(runtime: Runtime, found: Configuration, mode: str, settings: S
         raise HostError(
             "CRI107",
             f"CRI-O was started with {option} {value}, which beats every file",
-            f"take {option} (or {variable}) out of its unit or its environment file",
+            f"take {' or '.join(filter(None, (option, variable)))} out of its unit or its environment file",
         )
     for path, what in offers.overriding(found, mode, settings):
         hint = "take that out there"
