@@ -76,7 +76,7 @@ class CriODropInBackend:
         # The wrapper loses nothing.
         if made.via == "oci_hook" and made.fidelity == "full":
             return ()
-        delivering = ways.backend(made.via)
+        delivering = ways.backend(made.via, settings)
         return () if delivering is None else delivering.undeliverable(runtime, injection, settings)
 
     def probe(self, _: Runtime, __: Settings) -> str:

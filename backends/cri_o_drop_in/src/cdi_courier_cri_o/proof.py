@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cdi_courier import status
 from cdi_courier.errors import HostError
 
-from . import offers
+from . import offers, ways
 
 if TYPE_CHECKING:
     from cdi_courier.host.model import Runtime
@@ -28,7 +28,7 @@ def nri(runtime: Runtime, settings: Settings, *, canary: bool) -> str:
     """What was seen of it; ``""`` if nothing was tried.
 
     canary: whether a plugin may be registered for it where that might hurt. Raises `HostError` ``CRI115`` if
-    the daemon that runs gets no session, and as `cdi_courier_nri.probe.probe`.
+    the daemon that runs gets no session, and as the NRI backend's `probe`.
     """
     socket = offers.nri_socket(runtime)
     deadline = time.monotonic() + settings.nri.reconnect_max + _MORE
@@ -46,9 +46,8 @@ def nri(runtime: Runtime, settings: Settings, *, canary: bool) -> str:
     version = runtime.version_tuple
     if not canary and (version is None or version < _FIRST_WITH_SAFE_NRI):
         return ""
-    from cdi_courier_nri.probe import probe
-
-    return probe(socket, settings.probe.timeout)
+    backend = ways.backend("nri", settings)
+    return "" if backend is None else backend.probe(runtime, settings)
 
 
 def _session(settings: Settings, socket: str) -> dict[str, Any] | None:

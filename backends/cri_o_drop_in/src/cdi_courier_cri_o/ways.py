@@ -1,4 +1,8 @@
-"""What CRI-O can be made to run, as far as other packages bring it: their files, or whether they are here."""
+"""What CRI-O can be made to run, as far as other packages bring it: their files, or whether they are here.
+
+The wrapper and the hook come with the OCI hook backend's package, which this one requires; other backends are
+met as plugins only.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +27,11 @@ def has_nri() -> bool:
     return importlib.util.find_spec("cdi_courier_nri") is not None
 
 
-def backend(name: str) -> Backend | None:
-    """The backend that delivers, by its name; None for any other."""
-    if name == "nri" and has_nri():
-        from cdi_courier_nri import backend as nri
+def backend(name: str, settings: Settings) -> Backend | None:
+    """The backend that delivers, by its name; None if it cannot be had."""
+    from cdi_courier.plugins import discover
 
-        return nri.cdi_courier_backend()
-    if name == "oci_hook":
-        from cdi_courier_oci_hook import backend as oci_hook
-
-        return oci_hook.cdi_courier_backend()
-    return None
+    return discover(settings.backends.disabled).backends.get(name)
 
 
 def gate_files(settings: Settings, real: str) -> tuple[FileChange, ...]:
