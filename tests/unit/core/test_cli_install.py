@@ -397,6 +397,17 @@ def test_a_backend_that_cannot_be_used_is_said(bench: Bench, state: str):
 # Uninstalling
 
 
+def test_what_needed_no_restart_needs_none_to_go(bench: Bench):
+    """Whatever the settings have as the command."""
+    bench.planned(restart="")
+    bench.settings = f"[runtimes]\ncontainerd = {{ restart = {json.dumps(bench.restart())} }}\n"
+    bench.invoke("install")
+    output = bench.invoke("uninstall", "--apply").output
+
+    assert "to make it effective" not in output
+    assert bench.runs == 0
+
+
 def test_uninstall_puts_everything_back(bench: Bench):
     """The files are as before, the command is printed, and nothing is restarted."""
     bench.invoke("install")

@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from cdi_courier import changes
 from cdi_courier.changes import Manifest
 from cdi_courier.cli import held
 from cdi_courier.errors import CourierError
 from cdi_courier.host import gate_users
+from cdi_courier.settings import RuntimeSettings
 
 from .conftest import Site
 
@@ -117,13 +119,26 @@ def test_nothing_is_taken_back_while_a_pod_names_the_handler(site: Site, store: 
     """After CRI-O's restart such a pod could not be stopped; when it is gone, everything goes."""
     store.add("busy", RuntimeHandler="cdi-courier")
     with pytest.raises(CourierError) as caught:
-        held.must_be_unused(manifest())
+        held.must_be_unused(manifest(), site.settings)
 
     assert caught.value.code == "CHG011"
     assert "ml/busy" in caught.value.message
     assert Path(gate).exists()
     (store.root / "overlay-containers/busy/userdata/config.json").unlink()
-    held.must_be_unused(manifest())
+    held.must_be_unused(manifest(), site.settings)
+
+
+def test_the_storage_of_a_cri_o_with_a_configuration_of_its_own_is_looked_into(
+    site: Site, store: Store, gate: str, tmp_path: Path
+) -> None:
+    """What ``[runtimes]`` names as its main file may name the folder, and is left as it is."""
+    Store(tmp_path / "elsewhere").add("far", RuntimeHandler="cdi-courier")
+    main = tmp_path / "own.conf"
+    main.write_text(f"[crio]\nrunroot = '{tmp_path}/elsewhere'\n")
+    settings = attrs.evolve(site.settings, runtimes={"cri-o": RuntimeSettings(config=str(main))})
+
+    with pytest.raises(CourierError, match="ml/far"):
+        held.must_be_unused(manifest(), settings)
 
 
 def test_pods_that_got_the_gate_as_the_default_do_not_keep_it(site: Site, store: Store) -> None:
@@ -131,6 +146,6 @@ def test_pods_that_got_the_gate_as_the_default_do_not_keep_it(site: Site, store:
     site.told(cri_o_drop_in={"mode": "handler"})
     site.apply(site.plan())
     store.add("default")
-    held.must_be_unused(manifest())
+    held.must_be_unused(manifest(), site.settings)
 
     assert users(site, str(site.root / "bin/cdi-courier-cri-o")) == ()

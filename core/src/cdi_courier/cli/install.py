@@ -261,7 +261,7 @@ def _do(job: _Job, settings: Settings, *, dry_run: bool, restart: bool, canary: 
         _prove(job, runtime, settings, canary=canary)
     except CourierError as error:
         if steps and canary:
-            _must_be_unused(plan, error)
+            _must_be_unused(plan, settings, error)
             _take_back(plan, settings, error)
         raise
     click.echo(f"{plan.runtime}: {plan.backend} can serve it")
@@ -281,12 +281,12 @@ def _prove(job: _Job, runtime: Runtime, settings: Settings, *, canary: bool) -> 
         click.echo(f"{runtime.key}: {job.plan.backend} has no canary; nothing more was tried")
 
 
-def _must_be_unused(plan: ChangeSet, error: CourierError) -> None:
+def _must_be_unused(plan: ChangeSet, settings: Settings, error: CourierError) -> None:
     """Raises `error`, with the reason, if containers exist that could not do without what was installed."""
     try:
         for manifest in changes.installed(changes.FOLDER):
             if (manifest.backend, manifest.runtime) == (plan.backend, plan.runtime):
-                held.must_be_unused(manifest)
+                held.must_be_unused(manifest, settings)
     except CourierError as second:
         raise HostError(error.code, f"{error.message}; {second.message}", error.hint) from None
 
