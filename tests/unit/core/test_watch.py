@@ -172,3 +172,24 @@ def test_new_settings_count_from_the_next_look_on_which_is_at_once() -> None:
     thread.join(10)
 
     assert (before.active, after.active) == ("nri", None)
+
+
+def test_what_will_end_is_said_when_it_is_seen(caplog: pytest.LogCaptureFixture) -> None:
+    """A backend's warning is part of the line, which is said again when the warning changes."""
+    warnings = iter(["", "the file is gone", "the file is gone", ""])
+
+    class Warner:
+        name = "nri"
+
+        def offer(self, *_: object) -> Offer:
+            return Offer("nri", "full", "nothing", "it is on", warning=next(warnings))
+
+    watch = Watch(SETTINGS, Plugins({"nri": Warner()}), Hosts(Host((containerd(),))))  # type: ignore[dict-item]
+    for _ in range(4):
+        watch.look()
+
+    assert [record.getMessage().partition("it is on")[2] for record in caplog.records] == [
+        "",
+        "; nri: the file is gone",
+        "",
+    ]
