@@ -12,7 +12,7 @@ from cdi_courier.cdi.registry import Registry
 from cdi_courier.errors import AnnotationError, CdiError, PolicyDenied
 from cdi_courier.injector import Injection, Injector, Skipped
 from cdi_courier.request import ContainerRequest
-from cdi_courier.settings import DeliverySettings, Settings
+from cdi_courier.settings import DeliverySettings, PolicyRule, PolicySettings, Settings
 
 KEY = "nvidia.cdi.k8s.io"
 
@@ -101,3 +101,42 @@ def test_a_malformed_annotation_is_never_skipped(registry: Registry) -> None:
     """Both skip settings leave an annotation that does not parse an error."""
     with pytest.raises(AnnotationError):
         injector(registry, on_denied="skip", on_unresolvable="skip").inject(ask("v.com/c=a,"))
+
+
+def test_whoever_may_have_the_same_gets_the_same_grant(registry: Registry) -> None:
+    """Two pods of a namespace that ask alike share one object, those of another namespace do not."""
+    made = injector(registry)
+    asking = {KEY: "v.com/c=a"}
+    first = made.grant(ContainerRequest(asking, namespace="gpu-operator", pod="p", container="c"))
+    second = made.grant(ContainerRequest(asking, namespace="gpu-operator", pod="q", container="d"))
+    third = made.grant(ContainerRequest(asking, namespace="kube-system", pod="p", container="c"))
+
+    assert first is second
+    assert third is not first
+
+
+@pytest.mark.parametrize("field", ["pods", "containers"])
+def test_a_grant_is_not_another_s_where_a_rule_looks_at_names(registry: Registry, field: str) -> None:
+    """What one pod or container was granted is refused to the next one that the rule does not name."""
+    rule = PolicyRule("allow", namespaces=("team",), **{field: ("good",)})
+    policy = PolicySettings(rules=(rule,), sources=("rule 1",))
+    made = Injector(attrs.evolve(Settings(), policy=policy), registry, [NVIDIA])
+
+    def request(name: str) -> ContainerRequest:
+        return ContainerRequest({KEY: "v.com/c=a"}, namespace="team", pod=name, container=name)
+
+    assert made.grant(request("good"))
+    with pytest.raises(PolicyDenied, match='"bad"'):
+        made.grant(request("bad"))
+
+
+def test_a_refusal_names_whoever_asks_now(registry: Registry) -> None:
+    """Of two pods that are refused the same, each is told its own name."""
+    made = injector(registry, on_denied="skip")
+    refused = [
+        made.grant(ContainerRequest({KEY: "v.com/c=a"}, namespace="team", pod=pod, container="c"))
+        for pod in ("p1", "p2")
+    ]
+
+    assert [type(found) for found in refused] == [Skipped, Skipped]
+    assert ["team/p1" in str(refused[0].error), "team/p2" in str(refused[1].error)] == [True, True]  # type: ignore[union-attr]

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from cdi_courier import logs
+from cdi_courier.request import ContainerRequest
 from cdi_courier.settings import ServiceSettings
 from hypothesis import given
 from hypothesis import strategies as st
@@ -379,3 +380,45 @@ def test_a_repeat_is_told_even_if_nobody_logs_any_more(
         wait_for(lambda: len(target.lines) == 2, 10, "the number of repeats")
 
     assert target.lines == ["the same", "the same … 2 more in 0 s"]
+
+
+REQUEST = ContainerRequest({}, namespace="n", pod="p\n", container="c")
+
+
+def test_a_decision_is_the_same_line_with_and_without_logging_s_record(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is put into words late reads as what passes through logging, where others listen too."""
+    decision = logs.Decision("injected", REQUEST, ("v.com/c=d",), "a rule", "containerd")
+    root = logging.getLogger()
+    with caplog.at_level("INFO"):
+        logs.tell(logger, logging.INFO, decision)
+    others, root.handlers[:] = root.handlers[:], []
+    try:
+        with logs.writing(ServiceSettings()):
+            logs.tell(logger, logging.INFO, decision)
+            logs.tell(logger, logging.DEBUG, decision)
+    finally:
+        root.handlers[:] = others
+    written = capfd.readouterr().err
+
+    (record,) = caplog.records
+    assert record.getMessage() == r"injected n/p\n/c: v.com/c=d"
+    assert record.__dict__["decision"] == decision.fields()
+    assert written.endswith(rf"INFO cdi_courier.test: {record.getMessage()}" + "\n")
+    assert written.count("\n") == 1
+
+
+def test_a_decision_has_its_parts_as_fields_in_json() -> None:
+    """One that was never logging's record has the parts that are known, and no others."""
+    decision = logs.Decision("refused", REQUEST, ("v.com/c=d",), "", "", code="POL001", what="no")
+    shown = json.loads(logs._json(logs._line((logging.WARNING, "cdi_courier.x", decision))))
+
+    assert {key: shown[key] for key in ("namespace", "devices", "verdict", "code", "message")} == {
+        "namespace": "n",
+        "devices": "v.com/c=d",
+        "verdict": "refused",
+        "code": "POL001",
+        "message": r"refused n/p\n/c: no",
+    }
+    assert not {"rule", "runtime", "duration"} & set(shown)

@@ -869,3 +869,28 @@ def test_whatever_a_pod_is_called_its_decision_is_one_line_and_json(
     (record,) = [r for r in caplog.records if "refused" in r.getMessage()]
     assert record.getMessage().isprintable()
     assert json.loads(json.dumps(handler.decisions()))[0]["container"].isprintable()
+
+
+# What is left unread
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([DOMAIN, f"{DOMAIN}/pod", f"{DOMAIN}/container.c", "other", f"x.{DOMAIN}"])
+        | st.text(),
+        st.text(),
+    )
+)
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_is_ignored_unread_asks_for_nothing(config: Settings, annotations: dict[str, str]) -> None:
+    """Whoever has an annotation of ours is read, whatever else there is; the count has all of them."""
+    made = context(config)
+    handler = handler_of(made)
+    request = messages.CreateContainerRequest()
+    request.pod.namespace, request.pod.name, request.container.name = "n", "p", "c"
+    request.pod.annotations.update(annotations)
+    ignored = handler.ignores(request.SerializeToString())
+
+    asks = {DOMAIN, f"{DOMAIN}/pod", f"{DOMAIN}/container.c"} & set(annotations)
+    assert not (ignored and asks)
+    assert handler.counts["requests"] == ignored

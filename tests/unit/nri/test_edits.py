@@ -457,3 +457,20 @@ def test_in_a_user_namespace_a_node_that_the_host_has_not_is_lost(path: str) -> 
 
     assert "devices" not in actual["linux"]
     assert lost(report) == [f'device node "{path}"']
+
+
+@settings(max_examples=50, deadline=None)
+@given(EDITS, st.lists(CONFIGS, min_size=2, max_size=4))
+def test_what_a_container_gets_does_not_depend_on_those_before_it(
+    edits: ContainerEdits, configs: list[dict[str, Any]]
+) -> None:
+    """What was encoded for one container is used for another only where it says the same."""
+    kept = PreparedEdits(edits, NEWEST)
+    shown = [nri_apply.request(config) for config in configs]
+    details = [messages.decode(messages.CreateContainerDetails, data).container for data in shown]
+
+    answers = [adjustment.by_edits(["v.com/c=d"], kept, container) for container in details]
+
+    assert answers == [
+        adjustment.by_edits(["v.com/c=d"], PreparedEdits(edits, NEWEST), container) for container in details
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +16,7 @@ from cdi_courier_nri.session import (
     Configured,
     CreateContainer,
     Event,
+    Ignored,
     Registered,
     Session,
     State,
@@ -655,3 +657,49 @@ def described_or_refused(session: Session, event: Event) -> None:
         pass
     if isinstance(event, CreateContainer):
         session.refuse(event.token, 2, "no")
+
+
+def active(ignores: Callable[[bytes], bool] | None = None) -> Session:
+    """A session that the runtime has configured and synchronized."""
+    session = Session("courier", "10", ignores=ignores)
+    session.start()
+    session.receive(request(1, "Configure", configure()) + request(3, "Synchronize"))
+    session.outgoing()
+    return session
+
+
+def asked(session: Session, pieces: list[bytes]) -> tuple[list[Any], list[tuple[int, int, str, bytes]]]:
+    """What an active session makes of a request: events and answers, those to containers left out."""
+    events = [described(event) for piece in pieces for event in session.receive(piece)]
+    return events, answers(session)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=60) | st.sampled_from([M["Create"](pod=pod()).SerializeToString(), b""]))
+def test_a_request_that_comes_whole_is_read_as_one_in_pieces(payload: bytes) -> None:
+    """The short way of a lone CreateContainer leads to the same event or the same error."""
+    data = request(5, "CreateContainer", payload)
+
+    assert asked(active(), [data]) == asked(active(), [data[:7], data[7:]])
+
+
+def test_what_is_ignored_is_answered_with_nothing_and_once() -> None:
+    """A container of which the bytes say enough gets an empty success, and its stream id is used up."""
+    session = active(lambda _: True)
+    data = request(5, "CreateContainer", M["Create"](pod=pod()).SerializeToString())
+
+    (event,) = session.receive(data)
+    assert isinstance(event, Ignored)
+    assert answers(session) == [(5, 0, "", b"")]
+    assert session.receive(data) == []
+    assert [(stream, code) for stream, code, _, _ in answers(session)] == [(5, 3)]
+
+
+def test_the_bytes_of_other_requests_are_not_asked_about() -> None:
+    """Only CreateContainer can be ignored."""
+    seen: list[bytes] = []
+    session = active(lambda data: bool(seen.append(data)))
+    session.receive(request(5, "StateChange", b""))
+    session.receive(request(7, "Configure", configure()))
+
+    assert seen == []
