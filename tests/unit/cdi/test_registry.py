@@ -19,6 +19,7 @@ from cdi_courier.cdi.trust import acceptable_owners
 from cdi_courier.cdi.validate import load_spec
 from cdi_courier.errors import CdiError
 from cdi_courier.signature import file_identity
+from support.waiting import wait_for
 
 needs_root = pytest.mark.skipif(
     os.geteuid() != 0 and "CI" not in os.environ, reason="gives files to another user, which needs root"
@@ -205,6 +206,40 @@ def test_a_change_is_seen_at_once(change: Callable[[Path], None], low: Path, reg
 
     assert registry.current() is None
     assert env_of(registry.snapshot()) == ("A=2",)
+
+
+def _make_missing_directory(low: Path) -> None:
+    (low.parent / "none").mkdir()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _edit_in_place,
+        _rename_over,
+        _delete_and_move_in,
+        _hard_link,
+        _symlink,
+        _replace_directory,
+        _same_size_and_mtime,
+        lambda low: (low / "a.yaml").unlink(),
+        lambda low: (low / "a.yaml").chmod(0o640),
+        lambda low: (low / "b.yaml").write_text("x"),
+        lambda low: low.rename(low.parent / "gone"),
+        lambda low: low.chmod(0o711),
+        _make_missing_directory,
+    ],
+)
+def test_a_change_of_what_has_rested_is_seen_at_once(change: Callable[[Path], None], low: Path) -> None:
+    """Where a look had become one comparison, any change still makes the next look say no."""
+    (low / "a.yaml").write_text(spec(env="A=1"))
+    registry = Registry([str(low.parent / "none"), str(low)])
+    wait_for(lambda: registry.snapshot() and registry.current(), 10, "the files to rest")
+    assert registry.current() is registry.current() is not None
+
+    change(low)
+
+    assert registry.current() is None
 
 
 @pytest.mark.parametrize(

@@ -93,14 +93,17 @@ class _Usual:
     """What `Registry.current` compares as a rule: no step of Python for each file."""
 
     snapshot: Snapshot
-    dirs: tuple[str, ...]
+    dirs: list[str]
     directories: list[tuple[int, ...]]
+    missing: list[str]
     paths: list[str]
     files: list[FileIdentity]
 
     def holds(self) -> bool:
         """Whether all is as it was. False also where that cannot be told so simply."""
         try:
+            if any(map(_is_there, self.missing)):
+                return False
             return [*map(_directory_at, map(os.stat, self.dirs))] == self.directories and [
                 *map(_file_of, map(os.stat, self.paths))
             ] == self.files
@@ -160,19 +163,23 @@ class Registry:
 
     def _looked(self, last: tuple[_Identity, Snapshot]) -> _Usual | None:
         """What need only be compared as long as it is all as it was; None where that would not be enough."""
-        directories = []
+        dirs, directories, missing = [], [], []
         paths: list[str] = []
         files: list[FileIdentity] = []
         for directory, known in zip(self.dirs, last[0], strict=True):
+            if known is None:
+                missing.append(directory)
+                continue
             stamps = self._listed.get(directory)
-            if known is None or stamps is None:
+            if stamps is None:
                 return None
+            dirs.append(directory)
             directories.append(known[0] + stamps)
             prefix = directory if directory.endswith("/") else directory + "/"
             paths += [prefix + name for name, _ in known[1]]
             files += [identity for _, identity in known[1]]
         # Asked last: what `_listed` vouched for above was then of this scan.
-        return _Usual(last[1], self.dirs, directories, paths, files) if self._last is last else None
+        return _Usual(last[1], dirs, directories, missing, paths, files) if self._last is last else None
 
     def _is_still(self, directory: str, known: _DirIdentity) -> bool:
         """Whether a directory has the identity that it had, without reading a file."""
@@ -297,6 +304,15 @@ class Registry:
             return _Parsed(identity, rested, load_spec(data, path), None)
         except CdiError as error:
             return _Parsed(identity, rested, None, error)
+
+
+def _is_there(path: str) -> bool:
+    """Whether there is anything, or might be: not `os.path.exists`, for which an error means no."""
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def load_spec(data: bytes, path: str) -> Spec:
