@@ -135,7 +135,7 @@ def offering(monkeypatch: pytest.MonkeyPatch, made: Offer) -> None:
 
 
 def nri(site: Site, monkeypatch: pytest.MonkeyPatch, path: str, *, canary: bool = False) -> str:
-    offering(monkeypatch, Offer(offers.NAME, "full", "nothing", "", "nri"))
+    offering(monkeypatch, Offer("cri_o_drop_in", "full", "nothing", "", "nri"))
     site.live = None
     site.told(service={"state_dir": str(site.root / "run")}, nri={"reconnect_max": 0.1})
     return CriODropInBackend().prove(site.runtime(nri_socket=path), site.settings, canary=canary)
@@ -232,7 +232,7 @@ def test_no_pod_is_created_without_leave_or_need(
     site: Site, monkeypatch: pytest.MonkeyPatch, fidelity: Any, allowed: bool
 ) -> None:
     """A handler is proved only if that is allowed, and a hook's file needs no proof."""
-    offering(monkeypatch, Offer(offers.NAME, fidelity, "nothing", "", "oci_hook"))
+    offering(monkeypatch, Offer("cri_o_drop_in", fidelity, "nothing", "", "oci_hook"))
 
     assert CriODropInBackend().prove(site.runtime(), site.settings, canary=allowed) == ""
 

@@ -145,7 +145,7 @@ def test_nri_that_was_on_before_is_not_ours(site: Site) -> None:
     plan = site.plan()
 
     assert site.offer() == Offer(
-        offers.NAME, "partial", "impossible", "NRI is on already; there is nothing to arrange"
+        "cri_o_drop_in", "partial", "impossible", "NRI is on already; there is nothing to arrange"
     )
     assert (plan.files, plan.notes) == ((), ("cri-o serves NRI already",))
 

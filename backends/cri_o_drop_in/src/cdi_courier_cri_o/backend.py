@@ -1,16 +1,15 @@
 """The CRI-O backend: a drop-in file that makes CRI-O run another backend.
 
-It delivers nothing itself; its offer's ``via`` says who does.
+It delivers nothing itself; its offer's ``via`` says who does. Its modules are imported where they are used:
+the daemon loads every backend at its start, and this one has nothing to run.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cdi_courier.errors import HostError
 from cdi_courier.hookspecs import API_VERSION, Backend, Offer, ServeContext, hookimpl
-
-from . import offers, ways
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,14 +21,19 @@ if TYPE_CHECKING:
     from cdi_courier.settings import Settings
 
 
+NAME: Final = "cri_o_drop_in"
+
+
 class CriODropInBackend:
     """Arranges; what delivers is the NRI backend, the runtime wrapper, or the hook."""
 
-    name = offers.NAME
+    name = NAME
     api_version = API_VERSION
 
     def offer(self, runtime: Runtime, settings: Settings) -> Offer:
         """As `offers.offer`."""
+        from . import offers
+
         return offers.offer(runtime, settings)
 
     def plan(self, runtime: Runtime, settings: Settings) -> ChangeSet:
@@ -76,6 +80,8 @@ class CriODropInBackend:
         # The wrapper loses nothing.
         if made.via == "oci_hook" and made.fidelity == "full":
             return ()
+        from . import ways
+
         delivering = ways.backend(made.via, settings)
         return () if delivering is None else delivering.undeliverable(runtime, injection, settings)
 

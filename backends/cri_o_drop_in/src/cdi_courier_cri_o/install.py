@@ -16,6 +16,7 @@ from cdi_courier.host import processes
 from cdi_courier.host.files import Root
 
 from . import configuration, dropin, dryrun, offers, ways
+from .backend import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -60,7 +61,7 @@ def plan(runtime: Runtime, settings: Settings, *, restart: bool = True) -> Chang
     if mode == "hook":
         return _hook(runtime, settings, notes)
     if mode == "nri" and runtime.get("nri") == "on" and offers.offer(runtime, settings).needs == "impossible":
-        return ChangeSet(offers.NAME, runtime.key, notes=(f"{runtime.key} serves NRI already",))
+        return ChangeSet(NAME, runtime.key, notes=(f"{runtime.key} serves NRI already",))
     found = configuration.read(runtime, settings)
     if mode == "handler":
         _must_be_free(found, settings)
@@ -77,10 +78,10 @@ def plan(runtime: Runtime, settings: Settings, *, restart: bool = True) -> Chang
         notes.append("CRI-O's program was not found, so that it could not read the drop-in for a try")
     files = (*_obsolete(runtime), *files, FileChange(found.drop_in, content, offers.WHAT[mode]))
     if offers.offer(runtime, settings).needs == "nothing" and not _changed(files):
-        return ChangeSet(offers.NAME, runtime.key, notes=(f"{runtime.key} is set up already",))
+        return ChangeSet(NAME, runtime.key, notes=(f"{runtime.key} is set up already",))
     notes += [f"not verified: {what}" for what in found.unverified]
     notes += _notes(mode, runtime, settings, tables)
-    return ChangeSet(offers.NAME, runtime.key, files, _restart(runtime, settings), tuple(notes))
+    return ChangeSet(NAME, runtime.key, files, _restart(runtime, settings), tuple(notes))
 
 
 # --- the three ways ------------------------------------------------------------------------------------
@@ -144,10 +145,10 @@ def _hook(runtime: Runtime, settings: Settings, notes: list[str]) -> ChangeSet:
         )
     files = ways.hook_files(settings, directory)
     if not _changed(files):
-        return ChangeSet(offers.NAME, runtime.key, notes=(f"{runtime.key} is set up already",))
+        return ChangeSet(NAME, runtime.key, notes=(f"{runtime.key} is set up already",))
     notes.append("CRI-O reads the hook for the next container; nothing is restarted")
     notes.append("env, additional groups and hooks of later stages are not delivered this way")
-    return ChangeSet(offers.NAME, runtime.key, files, "", tuple(notes))
+    return ChangeSet(NAME, runtime.key, files, "", tuple(notes))
 
 
 def _is_read_only(directory: str) -> bool:
@@ -308,10 +309,7 @@ def _notes(mode: str, runtime: Runtime, settings: Settings, tables: _Tables) -> 
     name = settings.oci_hook.handler
     yield "only a pod proves that it is in effect: --apply --canary creates one and removes it again"
     if runtime.get("nri") == "on":
-        yield (
-            "NRI is on as well: without [runtimes] cri-o = { backend = "
-            f'"{offers.NAME}" }} both would deliver'
-        )
+        yield (f'NRI is on as well: without [runtimes] cri-o = {{ backend = "{NAME}" }} both would deliver')
     if tables[(*_RUNTIME, "runtimes", name)].get("platform_runtime_paths"):
         yield "containers of the platforms in platform_runtime_paths bypass the wrapper and get no devices"
     if settings.oci_hook.handler_mode == "default":

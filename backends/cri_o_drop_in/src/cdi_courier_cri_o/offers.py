@@ -19,6 +19,7 @@ from cdi_courier.host.answers import table
 from cdi_courier.host.files import Root
 
 from . import configuration, ways
+from .backend import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
     from .configuration import Configuration
 
-NAME: Final = "cri_o_drop_in"
 MODES: Final = ("nri", "handler", "hook")
 """What CRI-O can be made to run, best first."""
 
