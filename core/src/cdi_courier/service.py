@@ -43,6 +43,7 @@ logger = logging.getLogger("cdi_courier")
 
 _STOP, _RELOAD, _ENDED = "stop", "reload", "ended"
 _LOOK: Final = 10.0  # seconds between two looks at the servers, and two lines for the service manager
+_SIGNAL: Final = 1.0  # seconds that a signal may go unnoticed in the worst case
 _ALIVE_STATES: Final = ("active", "idle")
 
 
@@ -342,10 +343,7 @@ def _attend(servers: Mapping[str, Server], wishes: _Wishes, reload: Callable[[],
     watchdog = notify.watchdog_interval()
     pause = _LOOK if watchdog is None else min(_LOOK, watchdog / 3)
     while True:
-        try:
-            wish = wishes.get(timeout=pause if notify.enabled() else None)
-        except queue.Empty:
-            wish = ""
+        wish = _next(wishes, pause)
         if wish in (_STOP, _ENDED):
             return
         if wish == _RELOAD:
@@ -353,6 +351,19 @@ def _attend(servers: Mapping[str, Server], wishes: _Wishes, reload: Callable[[],
             reload()
             notify.ready(_in_words(servers))
         notify.alive(_in_words(servers), fed=_alive(servers))
+
+
+def _next(wishes: _Wishes, pause: float) -> str:
+    """The next wish; ``""`` if there is none for `pause` seconds.
+
+    No wait is long: a signal that arrives just before one begins does not end it, and what it wishes for is
+    said by its handler, which runs in this thread alone.
+    """
+    end = time.monotonic() + pause
+    while (left := end - time.monotonic()) > 0:
+        with contextlib.suppress(queue.Empty):
+            return wishes.get(timeout=min(_SIGNAL, left))
+    return ""
 
 
 def _alive(servers: Mapping[str, Server]) -> bool:

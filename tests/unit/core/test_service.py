@@ -319,3 +319,20 @@ def test_a_reload_is_told_from_its_beginning_to_its_end(manager: Callable[[], li
     names = [line.partition("=")[0] for line in manager()]
     assert reloads == 2
     assert names == [*["RELOADING", "MONOTONIC_USEC", "READY", "STATUS", "STATUS", "WATCHDOG"] * 2]
+
+
+def test_a_signal_that_comes_just_before_a_wait_is_noticed_after_it() -> None:
+    """No wait for wishes is endless: the handler of a signal that missed its moment runs in between."""
+    waits: list[float] = []
+
+    class Wishes:
+        def get(self, timeout: float) -> str:
+            waits.append(timeout)
+            if len(waits) == 1:
+                raise queue.Empty
+            return "stop"
+
+    service._attend({}, Wishes(), lambda: None)  # type: ignore[arg-type]
+
+    assert len(waits) == 2
+    assert max(waits) <= service._SIGNAL
