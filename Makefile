@@ -4,9 +4,13 @@
 # make lint    ruff, ruff format, mypy
 # make unit    the tests that need neither root nor a container runtime
 # make e2e     the tests on real container runtimes (root)
+# make test-host  what takes too long for every run: the packages under piuparts (root)
 # make floors  the fast tests with the oldest supported dependencies
 # make fuzz    the decoder and the NRI session under a coverage-guided fuzzer, a minute
 # make bench   what things cost, as ratios (bench/README.md)
+# make deb     Debian packages into dist/deb (packaging/README.md)
+# make rpm     rpm packages into dist/rpm
+# make wheels  wheels and sdists into dist/pypi
 # make clean   remove what the targets above made
 
 VENV := .venv
@@ -15,7 +19,7 @@ CACHE := .cache
 PROJECTS := pyproject.toml core/pyproject.toml $(wildcard backends/*/pyproject.toml)
 FAST := tests/unit tests/conformance
 
-.PHONY: demo test venv lint unit e2e floors fuzz bench bench-check clean
+.PHONY: demo test venv lint unit e2e floors fuzz bench bench-check deb rpm wheels test-host clean
 
 demo: $(VENV)/.ready
 	$(PYTHON) demo
@@ -44,6 +48,9 @@ unit: $(VENV)/.ready
 e2e: $(VENV)/.ready
 	$(PYTHON) -m pytest tests/e2e
 
+test-host: deb
+	sh packaging/deb/piuparts.sh dist/deb
+
 floors: $(CACHE)/venv-debian12/.ready $(CACHE)/venv-el10/.ready
 	$(CACHE)/venv-debian12/bin/python -m pytest $(FAST)
 	$(CACHE)/venv-el10/bin/python -m pytest tests/unit/nri
@@ -61,11 +68,23 @@ bench: $(VENV)/.ready
 	$(PYTHON) bench/cdi.py --json $(CACHE)/bench-cdi.json
 	$(PYTHON) bench/nri.py --json $(CACHE)/bench-nri.json
 	$(PYTHON) bench/hook.py --json $(CACHE)/bench-hook.json
+	$(PYTHON) bench/live.py --json $(CACHE)/bench-live.json
 
 bench-check: $(VENV)/.ready
 	$(PYTHON) bench/cdi.py --check
 	$(PYTHON) bench/nri.py --check
 	$(PYTHON) bench/hook.py --check
+	$(PYTHON) bench/live.py --check
+
+# All that packages are made of is this project's own or the distribution's; nothing comes from PyPI.
+deb:
+	sh packaging/deb/build.sh dist/deb
+
+rpm:
+	sh packaging/rpm/build.sh dist/rpm
+
+wheels: $(VENV)/.ready
+	PYTHON=$(abspath $(PYTHON)) sh packaging/wheels.sh dist/pypi
 
 clean:
-	rm -rf $(VENV) $(CACHE)
+	rm -rf $(VENV) $(CACHE) dist

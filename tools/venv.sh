@@ -46,4 +46,4 @@ else
 fi
 # Build isolation would fetch hatchling once a distribution.
 $pip install ${constraints:+--constraint "$constraints"} --no-build-isolation \
-    --editable core --editable backends/nri --editable backends/oci_hook --editable backends/cri_o_drop_in
+    --editable 'core[metrics]' --editable backends/nri --editable backends/oci_hook --editable backends/cri_o_drop_in

@@ -1,4 +1,4 @@
-"""What end-to-end tests stand on: real containerds, one of a kind a session, clean for each test.
+"""What end-to-end tests stand on: real containerds, one of a kind a session, clean for each test; and hosts.
 
 Where no runtime can be had, the tests are skipped with the reason; in CI (``CI`` in the environment) that is
 a failure.
@@ -8,22 +8,32 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from support import debian13 as debian13_module
+from support import rootfs, vm
+from support.box import Box
 from support.containerd import SUITES_1_7, SUITES_2, Handler, runc_of
+from support.debian13 import Served
 from support.lab import NEWER, Lab, unsuitable
 from support.packages import Packages
+from support.product import install_product
 
 
 @pytest.fixture(scope="session")
 def packages() -> Packages:
     """Debian's packages, on a machine that can run what is in them."""
-    reason = unsuitable()
+    need(unsuitable())
+    return Packages()
+
+
+def need(reason: str) -> None:
+    """Skip the test for this reason, if there is one; in CI fail it."""
     if reason and os.environ.get("CI"):
         pytest.fail(f"CI must run these tests: {reason}")
     if reason:
         pytest.skip(reason)
-    return Packages()
 
 
 def newer_runc(packages: Packages) -> dict[str, Handler]:
@@ -57,3 +67,41 @@ def lab17(containerd17: Lab) -> Iterator[Lab]:
     """containerd 1.7, otherwise as `lab`."""
     yield containerd17
     containerd17.reset()
+
+
+@pytest.fixture(scope="session")
+def bookworm(packages: Packages) -> Path:
+    """A pristine root of Debian 12 that boots and has what the product needs; `Box` starts from it."""
+    return rootfs.root(packages, "bookworm", (*rootfs.SYSTEM, *rootfs.LIBRARIES))
+
+
+@pytest.fixture(scope="session")
+def trixie(packages: Packages) -> Path:
+    """A pristine root of Debian 13 as `bookworm`, with a kernel, containerd and runc: for `Box` and `VM`."""
+    include = (*rootfs.SYSTEM, *rootfs.LIBRARIES, *vm.KERNEL, "containerd", "runc")
+    return rootfs.root(packages, "trixie", include, files=vm.SETTINGS)
+
+
+@pytest.fixture
+def box(bookworm: Path) -> Iterator[Box]:
+    """A Debian 12 of its own with a real systemd and the product, for one test."""
+    with Box(bookworm, prepare=install_product) as box:
+        yield box
+
+
+@pytest.fixture(scope="session")
+def debian13(packages: Packages, trixie: Path) -> Iterator[Served]:
+    """A virtual Debian 13 whose containerd 1.7 is served by the daemon; one for all tests; see `host13`."""
+    need(vm.unsuitable())
+    with debian13_module.machine(packages, trixie) as machine:
+        served = debian13_module.serve(machine)
+        yield served
+        served.cri.close()
+
+
+@pytest.fixture
+def host13(debian13: Served) -> Iterator[Served]:
+    """`debian13` without pods, served again whatever a test did; its daemon has logged no traceback."""
+    yield debian13
+    debian13.restore()
+    assert "Traceback" not in debian13.vm.journal("cdi-courier")

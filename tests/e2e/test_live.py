@@ -20,10 +20,10 @@ import cdi_courier_oci_hook
 import pytest
 from cdi_courier import compiling
 from cdi_courier.errors import DeliveryError
-from cdi_courier_oci_hook import hook
+from cdi_courier_oci_hook import hook, hooksd
 from cdi_courier_oci_hook.live import inject as live
 from cdi_courier_oci_hook.live import namespaces, syscalls
-from support import live_bundle
+from support import fake_crio, live_bundle
 from support.live_bundle import Bundle
 from support.packages import Packages
 from support.waiting import wait_for
@@ -425,6 +425,32 @@ def test_a_specs_hook_that_fails_or_hangs_fails_the_container(
     assert digest(host.rootfs) == before
 
 
+@NEW
+def test_a_hook_that_the_runtime_kills_holds_nobody_up(host: Host, name: str) -> None:
+    """The runtime returns at once; nothing of the spec's hook and of what was injected is left."""
+    said = host.root / "said"
+    script = f"echo > {said}; sleep 600 & sleep 600"
+    host.device(
+        {
+            "mounts": [{"hostPath": str(host.source), "containerPath": "/opt/new/x"}],
+            "hooks": [{"hookName": "createContainer", "path": "/bin/sh", "args": ["sh", "-c", script]}],
+        }
+    )
+    before = digest(host.rootfs)
+    begin = time.monotonic()
+    with host.container(name, "echo started") as container:
+        container.config["hooks"]["createRuntime"][0]["timeout"] = 3
+        container.write()
+        done = container.run()
+        took = time.monotonic() - begin
+
+    assert done.returncode != 0
+    assert said.exists()
+    assert took < 15
+    wait_for(lambda: not (host.rootfs / "opt/new").exists(), 20, "what was made to be gone")
+    assert digest(host.rootfs) == before
+
+
 HOSTILE = {
     "dev is a link out": {"dev": "@"},
     "etc is a link out": {"etc": "@"},
@@ -470,31 +496,128 @@ def test_a_hostile_image_changes_nothing_outside_its_root(host: Host, links: dic
         assert "HOK2" in host.log() or "runc create failed" in done.stdout
 
 
-class Paused:
-    """A mount namespace as a runtime leaves it when it runs createRuntime hooks: the root is mounted."""
+NAMES = {
+    "io.container.manager": "cri-o",
+    "io.kubernetes.container.name": "c0",
+    "io.kubernetes.cri-o.ContainerType": "container",
+    "io.kubernetes.cri-o.SandboxID": "5a",
+    "io.kubernetes.pod.name": "pod",
+}
 
-    def __init__(self, rootfs: Path) -> None:
-        self.rootfs = rootfs
-        setup = (
-            f"mount --make-rprivate / && mount --bind {rootfs} {rootfs} && "
-            f"mount -t tmpfs -o mode=755 tmpfs {rootfs}/dev && echo ready && exec sleep 600"
+
+@pytest.mark.parametrize("name", ["runc-1.1", "crun-1.28"])
+@pytest.mark.parametrize("in_state", [True, False], ids=["1.24 and newer", "before 1.24"])
+@pytest.mark.parametrize("namespace", ["gpu-operator", "default"])
+def test_the_hook_as_crio_runs_it_obeys_the_rules_for_kubernetes(
+    host: Host, name: str, namespace: str, in_state: bool
+) -> None:
+    """As installed for CRI-O, with its folders and annotations: the pod's namespace decides."""
+    host.device({"deviceNodes": [NODE]})
+    settings = compiling.load_settings(str(host.root / "config.toml"))
+    (change,) = hooksd.files(settings, "/nowhere", "cri-o")
+    written = json.loads(change.content or b"")
+    pod = {f"{KEY}/container.c0": "v.com/c=a", f"{KEY}/container.c1": "v.com/c=missing"}
+    annotations = {**NAMES, "io.kubernetes.pod.namespace": namespace, **(pod if in_state else {})}
+    containers = host.root / "overlay-containers"
+    for folder in ("5a/userdata", "c0/userdata"):
+        (containers / folder).mkdir(parents=True)
+    sandbox = {"annotations": {"io.kubernetes.cri-o.Annotations": json.dumps(pod)}}
+    (containers / "5a/userdata/config.json").write_text(json.dumps(sandbox))
+    config = live_bundle.config(
+        ["ls", "/dev/demo"],
+        annotations=annotations,
+        hooks={stage: [written["hook"]] for stage in written["stages"]},
+    )
+    config["root"]["path"] = str(host.rootfs)
+    runtime = live_bundle.runtime(host.packages, name)
+    with Bundle(runtime, containers / "c0/userdata", config) as container:
+        done = container.run()
+
+    if namespace == "default":
+        assert done.returncode != 0
+        assert "POL001" in host.log()
+    else:
+        assert done.stdout == "fuse\n", done.stdout + host.log()
+
+
+def test_without_a_table_the_full_pipeline_injects_and_makes_one(host: Host) -> None:
+    """The first container takes longer and gets the same."""
+    host.device({"deviceNodes": [NODE]})
+    table = host.root / "state/table.json"
+    table.unlink()
+    with host.container("runc-1.3", "ls /dev/demo") as container:
+        done = container.run()
+
+    assert done.stdout == "fuse\n", done.stdout + host.log()
+    assert table.exists()
+
+
+def test_what_the_runtime_injects_itself_is_not_doubled(host: Host) -> None:
+    """The config has the device, the mount and the hook already."""
+    said = host.root / "said"
+    command = {"path": "/bin/sh", "args": ["sh", "-c", f"echo run >> {said}"]}
+    mount = {"hostPath": str(host.source), "containerPath": "/opt/x", "options": ["bind", "ro"]}
+    node = {"path": "/dev/fuse", "fileMode": 0o640}
+    host.device(
+        {"hooks": [{"hookName": "createContainer", **command}], "mounts": [mount], "deviceNodes": [node]}
+    )
+    with host.container("runc-1.3", "grep -c /opt/x /proc/self/mountinfo; stat -c %a /dev/fuse") as container:
+        container.config["hooks"]["createContainer"] = [command]
+        container.config["mounts"].append(
+            {"destination": "/opt/x", "source": str(host.source), "options": ["bind", "ro"]}
         )
-        self.process = subprocess.Popen(["unshare", "--mount", "sh", "-c", setup], stdout=subprocess.PIPE)
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == b"ready\n"
+        container.config["linux"]["devices"] = [{"path": "/dev/fuse", "type": "c", "major": 10, "minor": 229}]
+        container.write()
+        done = container.run()
 
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+    assert done.stdout.split() == ["1", "640"], done.stdout + host.log()
+    assert said.read_text() == "run\n"
 
-    def mounts(self) -> list[str]:
-        return Path(f"/proc/{self.process.pid}/mountinfo").read_text().splitlines()
 
-    def inner(self, path: str) -> Path:
-        """A path inside, from here. A link in it leads outside."""
-        return Path(f"/proc/{self.process.pid}/root{self.rootfs}{path}")
+INSTALL = """
+set -e
+mount --make-rprivate /
+mount -t tmpfs tmpfs /var/lib
+courier() { "$1" -m cdi_courier --config "$2" "$3" --backend oci_hook --runtime cri-o; }
+courier "$1" "$2" install
+cp "$3/cdi-courier.json" "$4"
+"$1" -m cdi_courier --config "$2" doctor --json > "$4.doctor" || true
+"$1" -m cdi_courier --config "$2" uninstall --backend oci_hook --runtime cri-o
+"""
+DATA = Path(__file__).resolve().parents[1] / "data/runtimes"
+
+
+def test_what_is_installed_for_crio_is_run_and_undone(host: Host) -> None:
+    """By the real command, for a CRI-O 1.24 that answers as one does; uninstalling leaves nothing."""
+    hooks = host.root / "hooks.d"
+    hooks.mkdir()
+    socket = host.root / "crio.sock"
+    host.device({"deviceNodes": [NODE]}, f"runtimes.cri-o.endpoint = '{socket}'\nprobe.timeout = 20.0\n")
+    with fake_crio.crio(socket, DATA, "1.24.6") as crio:
+        told = crio.http_answers["/config"].replace(b"/usr/share/containers/oci/hooks.d", bytes(hooks))
+        crio.http_answers["/config"] = told
+        written = host.root / "written.json"
+        arguments = [sys.executable, host.root / "config.toml", hooks, written]
+        done = subprocess.run(
+            ["unshare", "--mount", "sh", "-c", INSTALL, "sh", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "without a restart" in done.stdout
+    assert list(hooks.iterdir()) == []
+    found = json.loads(written.read_text())
+    assert (found["version"], found["stages"]) == ("1.0.0", ["createRuntime"])
+    doctor = json.loads((host.root / "written.json.doctor").read_text())
+    offers = {offer["backend"]: offer for offer in doctor["runtimes"][0]["offers"]}
+    assert (offers["oci_hook"]["needs"], offers["oci_hook"]["fidelity"]) == ("nothing", "partial")
+
+
+class Paused(live_bundle.Paused):
+    """As a runtime leaves it, and injected into directly."""
 
     def inject(self, edits: dict[str, Any]) -> None:
         state = {"id": "x", "pid": self.process.pid, "status": "creating", "bundle": "/"}
@@ -524,6 +647,8 @@ while True:
     for name in sys.argv[2:]:
         for _ in range(2):
             libc.syscall(ctypes.c_long(number), -100, b"x", -100, name.encode(), 2)
+            # Some µs without the kernel's lock on renames, or nobody else gets a path resolved.
+            for _ in range(500): pass
 """
 
 
@@ -590,11 +715,21 @@ def everything(host: Host) -> dict[str, Any]:
     }
 
 
+@pytest.fixture(params=[0, OUTER], ids=["same users", "own users"])
+def any_paused(host: Host, request: pytest.FixtureRequest) -> Iterator[Paused]:
+    """With a user namespace of its own, too."""
+    (host.rootfs / "etc/link").symlink_to("/opt/through")
+    chown_tree(host.rootfs, request.param)
+    made = Paused(host.rootfs, request.param)
+    yield made
+    made.end()
+
+
 def test_every_call_may_fail_and_nothing_is_left(
-    host: Host, paused: Paused, monkeypatch: pytest.MonkeyPatch
+    host: Host, any_paused: Paused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each system call fails once, in whichever process: there is an error, and everything is as before."""
-    (host.rootfs / "etc/link").symlink_to("/opt/through")
+    paused = any_paused
     edits = everything(host)
     before = digest(host.rootfs, host.outside, host.source), own_mounts(host), paused.mounts()
     dev = list(paused.inner("/dev").iterdir())
@@ -616,6 +751,7 @@ def test_every_call_may_fail_and_nothing_is_left(
         assert list(paused.inner("/dev").iterdir()) == dev, f"after the failure of call {k}"
 
     assert failed == count > 100
+    assert stat.S_ISCHR(paused.inner("/dev/demo/x").stat().st_mode)
     assert paused.inner("/opt/dir/a/hello").read_text() == "hello from the host\n"
 
 

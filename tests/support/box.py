@@ -22,6 +22,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from . import host, units
 from .units import HostFailure
@@ -29,6 +30,7 @@ from .waiting import WaitTimeoutError, wait_for
 
 _BOOT = 60.0  # seconds; it takes one to four
 _RUN = 60.0
+_END = 20.0
 _LOG_LINES = 40
 _PREFIX = "cdi-box-"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -102,7 +104,7 @@ class Box:
 
     root: what it starts from, left as it is. prepare: called with the box's root before systemd starts, to
     put files into it. tmpfs: folders that get a tmpfs of their own, e.g. ``/var/lib/containerd``, for
-    overlays cannot lie on the box's root.
+    overlays cannot lie on the box's root. The box ends with the thread that started it, if not before.
 
     root    the live root as seen from outside; see above
     pid     of the box's pid 1, outside
@@ -140,9 +142,12 @@ class Box:
 
     def start(self, timeout: float = _BOOT) -> None:
         """Boot; returns when systemd has started everything. Raises BoxFailure."""
+        _reap_stale()
         self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
         self.cgroup = f"/{self._folder.name}"
-        self._log = (self._folder.with_name(f"{self._folder.name}.log")).open("w+b")
+        self._log = _log_of(self._folder).open("w+b")
+        self._log.write(f"{host.owner(os.getpid())}\n".encode())
+        self._log.flush()
         argv = [
             # The box ends with the process that made it, however that ends.
             *("setpriv", "--pdeathsig", "KILL"),
@@ -180,6 +185,8 @@ class Box:
             # Its first child dies with it, and with that, pid 1 of its namespace, everything in there.
             self._process.kill()
         self._process.wait()
+        if self.pid:
+            wait_for(lambda: not host.lives(self.pid), _END, f"the box's pid 1, {self.pid}, to end")
         host.end_processes(lambda: host.processes_in_cgroup(self.cgroup))
         host.remove_cgroup(self.cgroup)
         self._log.close()
@@ -209,7 +216,8 @@ class Box:
         ]
         command = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(own), *enter, *map(str, argv)]
         environment = {"PATH": _PATH, "LANG": "C.UTF-8", "HOME": "/root", **(env or {})}
-        options: dict[str, object] = {"stdin": subprocess.DEVNULL} if input is None else {"input": input}
+        options: dict[str, Any] = {"stdin": subprocess.DEVNULL} if input is None else {"input": input}
+        done: subprocess.CompletedProcess[str]
         try:
             done = subprocess.run(
                 command,
@@ -218,10 +226,12 @@ class Box:
                 errors="replace",
                 env=environment,
                 timeout=timeout,
-                **options,  # type: ignore[call-overload]
+                **options,
             )
         except subprocess.TimeoutExpired as error:
-            raise BoxFailure(f"{' '.join(map(str, argv))} took over {timeout:g} s: {error.stderr}") from None
+            raise BoxFailure(
+                f"{' '.join(map(str, argv))} took over {timeout:g} s: {error.stderr!r}"
+            ) from None
         if check and done.returncode:
             text = f"{' '.join(map(str, argv))} ended with {done.returncode}"
             raise BoxFailure(f"{text}:\n{done.stdout}{done.stderr}")
@@ -266,3 +276,21 @@ class Box:
         if self.state:
             lines += self.journal().splitlines()
         return "\n".join([text, *lines[-_LOG_LINES:]])
+
+
+def _log_of(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.log")
+
+
+def _reap_stale() -> None:
+    """Remove the empty folders of boxes whose process was killed before it could.
+
+    Only of those: removing the folder of a box that runs would unmount it.
+    """
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            note = _log_of(folder).read_text(errors="replace").partition("\n")[0]
+            if folder.is_dir() and folder.stat().st_uid == os.geteuid() and host.is_orphaned(note):
+                host.remove_cgroup(f"/{folder.name}")
+                folder.rmdir()
+                _log_of(folder).unlink()

@@ -156,19 +156,23 @@ class ExecResult(NamedTuple):
 class CriClient:
     """One connection to a runtime. It survives the runtime's restart.
 
-    socket: the runtime's. cgroup_parent: of every pod, so that cgroups can be found and removed.
-    log_directory: below it lie the containers' outputs; None throws them away.
+    socket: the runtime's; text is an address as gRPC has it, such as ``127.0.0.1:7000``. cgroup_parent: of
+    every pod, so that cgroups can be found and removed. log_directory: below it lie the containers' outputs;
+    None throws them away.
     """
 
-    def __init__(self, socket: Path, *, cgroup_parent: str = "", log_directory: Path | None = None) -> None:
+    def __init__(
+        self, socket: Path | str, *, cgroup_parent: str = "", log_directory: Path | None = None
+    ) -> None:
         self.socket = socket
         self.cgroup_parent = cgroup_parent
         self.log_directory = log_directory
         # A restarted daemon is noticed at once: gRPC's own pause between tries grows to two minutes.
         self._channel = grpc.insecure_channel(
-            f"unix:{socket}",
+            f"unix:{socket}" if isinstance(socket, Path) else socket,
             options=[
                 ("grpc.default_authority", "localhost"),
+                ("grpc.enable_http_proxy", 0),
                 ("grpc.use_local_subchannel_pool", 1),
                 ("grpc.initial_reconnect_backoff_ms", 50),
                 ("grpc.min_reconnect_backoff_ms", 50),

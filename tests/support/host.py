@@ -127,6 +127,26 @@ def start_time(pid: int) -> str:
     return stat.rpartition(")")[2].split()[19]
 
 
+def owner(pid: int) -> str:
+    """A text that names one process for ever, for a note on what is its."""
+    return f"{pid} {start_time(pid)}"
+
+
+def is_orphaned(note: str) -> bool:
+    """Whether the process of an `owner` note is gone; not of a note that is only being written."""
+    pid = note.partition(" ")[0]
+    return pid.isdigit() and note != owner(int(pid))
+
+
+def lives(pid: int) -> bool:
+    """Whether a process runs; one that has ended and is not yet waited for does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
+
+
 def _cgroup_folders(name: str) -> list[Path]:
     relative = name.strip("/")
     if not relative or not _CGROUPS.is_dir():

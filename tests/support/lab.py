@@ -108,7 +108,7 @@ class Lab:
         if host.file_system(self.root) == "overlayfs":
             # Inside a container: containerd's overlays cannot lie on another one.
             host.mount_tmpfs(self.root)
-        (self.root / _OWNER).write_text(_owner(os.getpid()))
+        (self.root / _OWNER).write_text(host.owner(os.getpid()))
         self.cdi_dirs = [self.root / "cdi/etc", self.root / "cdi/run"]
         self.state_dir = self.root / "courier"
         for folder in (*self.cdi_dirs, self.state_dir, self.root / "logs"):
@@ -257,10 +257,8 @@ def reap_stale() -> list[Path]:
     reaped = []
     for root in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
-            owner = (root / _OWNER).read_text()
-            pid = owner.partition(" ")[0]
-            # An empty file is a lab that is just being made.
-            if pid.isdigit() and root.stat().st_uid == os.geteuid() and owner != _owner(int(pid)):
+            note = (root / _OWNER).read_text()
+            if root.stat().st_uid == os.geteuid() and host.is_orphaned(note):
                 _remove(root, f"/{root.name}")
                 reaped.append(root)
     return reaped
@@ -270,10 +268,6 @@ def _end(courier: Courier) -> None:
     # Stopped, not killed: its lock lies outside the lab, and only it removes that.
     with contextlib.suppress(CourierFailure):
         courier.stop()
-
-
-def _owner(pid: int) -> str:
-    return f"{pid} {host.start_time(pid)}"
 
 
 def _remove(root: Path, cgroup: str) -> None:

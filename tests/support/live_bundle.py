@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -164,3 +165,59 @@ class Bundle:
     def run(self) -> subprocess.CompletedProcess[str]:
         """Create, start and delete the container; what it and the runtime printed."""
         return self.call("run", "--bundle", str(self.folder), self.id)
+
+
+# Root of a user namespace has its rights only if it is root before it becomes another program.
+_UNSHARE = """
+import ctypes, os, sys
+CLONE_NEWNS, CLONE_NEWUSER = 0x20000, 0x10000000
+if ctypes.CDLL(None).unshare(CLONE_NEWNS | CLONE_NEWUSER):
+    sys.exit("unshare failed")
+print("unshared", flush=True)
+sys.stdin.readline()
+os.setgroups([]), os.setgid(0), os.setuid(0)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+class Paused:
+    """A mount namespace as a runtime leaves it when it runs createRuntime hooks: the root is mounted.
+
+    owner: whom root of a user namespace of its own is outside; 0 for none.
+    """
+
+    def __init__(self, rootfs: Path, owner: int = 0) -> None:
+        self.rootfs = rootfs
+        setup = (
+            f"mount --make-rprivate / && mount --bind {rootfs} {rootfs} && "
+            f"mount -t tmpfs -o mode=755 tmpfs {rootfs}/dev && echo ready && exec sleep 600"
+        )
+        unshare = [sys.executable, "-c", _UNSHARE] if owner else ["unshare", "--mount"]
+        self.process = subprocess.Popen(
+            [*unshare, "sh", "-c", setup], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        if owner:
+            assert self.process.stdout.readline() == b"unshared\n"
+            for kind in ("uid", "gid"):
+                Path(f"/proc/{self.process.pid}/{kind}_map").write_text(f"0 {owner} 65536")
+            self.process.stdin.write(b"mapped\n")
+        self.process.stdin.close()
+        assert self.process.stdout.readline() == b"ready\n"
+
+    def end(self) -> None:
+        """End its process, and with it the namespace."""
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def mounts(self) -> list[str]:
+        """The lines of its mountinfo that are about the root and what is below it."""
+        lines = Path(f"/proc/{self.process.pid}/mountinfo").read_text().splitlines()
+        return [line for line in lines if line.split()[4].startswith(str(self.rootfs))]
+
+    def inner(self, path: str) -> Path:
+        """A path inside, from here. A link in it leads outside."""
+        return Path(f"/proc/{self.process.pid}/root{self.rootfs}{path}")

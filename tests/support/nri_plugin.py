@@ -11,6 +11,7 @@ from cdi_courier_nri.connection import NriConnection
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from cdi_courier.errors import CourierError
     from cdi_courier_nri.session import Configured, CreateContainer
 
 
@@ -22,6 +23,7 @@ class Recorder:
         self.synchronized_with: list[tuple[list[str], list[str]]] = []
         self.deadlines: list[float] = []
         self.answered_times = 0
+        self.failures: list[str] = []
         self.answer: Callable[[CreateContainer], Any] = names_device
 
     def configured(self, info: Configured) -> None:
@@ -32,6 +34,9 @@ class Recorder:
 
     def answered(self) -> None:
         self.answered_times += 1
+
+    def failed(self, request: CreateContainer, error: CourierError) -> None:
+        self.failures.append(error.code)
 
     def create_container(self, request: CreateContainer, deadline: float) -> Any:
         self.deadlines.append(deadline)

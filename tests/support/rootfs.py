@@ -6,7 +6,7 @@ everything by the archive's signature. It must not know what runs in them.
 
 CACHE/roots/
   SUITE-RECIPE              the name of the root that answers for this list of packages
-  SUITE_VERSIONS/           a root; VERSIONS is a hash over its packages with their versions
+  SUITE_VERSIONS/           a root; VERSIONS is a hash over its packages with their versions, and files
 
 Half a minute a root when the cache is empty.
 """
@@ -18,10 +18,11 @@ import fcntl
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from .packages import PackageError, Packages, Source, debian_sources, machine_suite
@@ -44,6 +45,7 @@ LIBRARIES = (
 )
 """What the product needs, as Debian ships it; see `product`."""
 
+_NO_FILES: Mapping[str, str] = {}
 _made_here: set[Path] = set()  # answers of this process: what it made itself it does not refresh again
 
 _VARIANTS = {"minbase", "extract"}
@@ -54,19 +56,28 @@ _APT_OPTIONS = re.compile(r"^Acquire::(?:http|https|Retries|ForceIPv[46])\b.*$",
 _UNUSED = ("doc", "info", "locale", "man")  # folders of /usr/share that only people read
 
 
-def root(packages: Packages, suite: str, include: Sequence[str] = (), *, variant: str = "minbase") -> Path:
+def root(
+    packages: Packages,
+    suite: str,
+    include: Sequence[str] = (),
+    *,
+    variant: str = "minbase",
+    files: Mapping[str, str] = _NO_FILES,
+) -> Path:
     """The root of a suite with these packages; to be read only.
 
     include: names of packages, beside those of the variant. variant: ``minbase``, or ``extract`` for the
     packages and their dependencies only unpacked, without any base system: good for `chroot` into a program.
-    Raises PackageError.
+    files: texts by path, there before these packages are installed, for settings that they ask for. Raises
+    PackageError.
     """
     for name in (suite, *include):
         if not _NAME.fullmatch(name):
             raise PackageError(f"{name!r} is not a suite's or a package's name")
     if variant not in _VARIANTS:
         raise ValueError(f"{variant!r}: a variant is one of {sorted(_VARIANTS)}")
-    recipe = hashlib.sha256("\n".join([variant, *sorted(set(include))]).encode()).hexdigest()[:12]
+    described = repr([variant, sorted(set(include)), sorted(files.items())])
+    recipe = hashlib.sha256(described.encode()).hexdigest()[:12]
     roots = packages.cache / "roots"
     answer = roots / f"{suite}-{recipe}"
     stale = packages.refresh and answer not in _made_here
@@ -76,7 +87,7 @@ def root(packages: Packages, suite: str, include: Sequence[str] = (), *, variant
     with _locked(roots):
         if not stale and (known := _known(answer)):
             return known
-        made = _made(packages, roots, suite, include, variant)
+        made = _made(packages, roots, suite, include, variant, files)
         partial = answer.with_name(f".{answer.name}")
         partial.write_text(f"{made.name}\n")
         partial.rename(answer)
@@ -92,7 +103,14 @@ def _known(answer: Path) -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def _made(packages: Packages, roots: Path, suite: str, include: Sequence[str], variant: str) -> Path:
+def _made(
+    packages: Packages,
+    roots: Path,
+    suite: str,
+    include: Sequence[str],
+    variant: str,
+    files: Mapping[str, str],
+) -> Path:
     tool = packages.fetch("mmdebstrap", machine_suite()) / "usr/bin"
     environment = _environment(packages, tool)
     failures = []
@@ -101,9 +119,15 @@ def _made(packages: Packages, roots: Path, suite: str, include: Sequence[str], v
         try:
             packages.progress(f"making a root of {suite}")
             new = work / "root"
+            early = work / "early"
+            early.mkdir()
+            for name, text in files.items():
+                path = early / name.lstrip("/")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
             _bootstrap(tool, environment, work, new, source, suite, include, variant)
             _tidy(new)
-            target = roots / f"{suite}_{_versions(new)}"
+            target = roots / f"{suite}_{_versions(new, files)}"
             if not target.is_dir():
                 new.rename(target)
         except PackageError as error:
@@ -136,6 +160,7 @@ def _bootstrap(
         *("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"),
         *(tool / "mmdebstrap", "--mode=root", f"--variant={variant}", "--format=directory"),
         *(f"--aptopt={options}", *(f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in _UNUSED)),
+        f'--essential-hook=cp -R {shlex.quote(str(work / "early"))}/. "$1"',
         *([f"--include={','.join(include)}"] if include else []),
         *(suite, new, sources),
     ]
@@ -170,13 +195,13 @@ def _tidy(new: Path) -> None:
             (masked / f"{timer}.timer").symlink_to("/dev/null")
 
 
-def _versions(new: Path) -> str:
+def _versions(new: Path, files: Mapping[str, str]) -> str:
     text = (new / "var/lib/dpkg/status").read_text()
     found = re.findall(r"^(?:Package|Version|Architecture):.*$", text, re.M)
     if not found:  # only unpacked, so dpkg knows of none of them
-        files = [path for path in new.rglob("*") if path.is_file() and not path.is_symlink()]
-        found = sorted(f"{path.relative_to(new)} {path.stat().st_size}" for path in files)
-    return hashlib.sha256("\n".join(found).encode()).hexdigest()[:12]
+        unpacked = [path for path in new.rglob("*") if path.is_file() and not path.is_symlink()]
+        found = sorted(f"{path.relative_to(new)} {path.stat().st_size}" for path in unpacked)
+    return hashlib.sha256("\n".join([*found, repr(sorted(files.items()))]).encode()).hexdigest()[:12]
 
 
 def _environment(packages: Packages, tool: Path) -> dict[str, str]:

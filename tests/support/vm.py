@@ -1,19 +1,20 @@
 """A virtual machine: a whole host with its own kernel, controllers and capabilities, under QEMU's emulation.
 
-For what a `box` cannot show: a container runtime from apt under systemd's cgroup driver, limits, the kernel of
-another release. Emulated, so 10 to 20 times slower than the machine: boot one, and check much in it. KVM is
-not used, for it is not on every machine that runs the tests. It must not know what runs in it.
+For what a `box` cannot show: a container runtime from apt under systemd's cgroup driver, limits, a release's
+own kernel. Emulated, so 10 to 20 times slower than the machine: boot one, and check much in it. KVM is not
+used, for it is not on every machine that runs the tests. It must not know what runs in it.
 
     with VM(packages, root, prepare=install_product) as vm:
         vm.run(["systemctl", "restart", "containerd"])
 
-A program in the guest (`_AGENT`) takes commands from a virtio channel and answers there; TCP ports of the guest
-can be reached as ports of 127.0.0.1 (`forward`), for APIs that programs on this side speak. There is no other
-network. Everything of it on this side are one process and one folder.
+A program in the guest (`_AGENT`) takes commands from a virtio channel and answers there. Sockets of the guest
+can be reached as ports of 127.0.0.1 (`serve`), for APIs that programs on this side speak; there is no other
+network. All that is of it on this side is one process and one folder.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -24,14 +25,21 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from . import rootfs, units
+from . import host, rootfs, units
 from .packages import Packages, machine_suite
 from .units import HostFailure
 from .waiting import WaitTimeoutError, wait_for
 
-KERNEL = ("linux-image-cloud-amd64", "initramfs-tools", "zstd")
+KERNEL = ("linux-image-cloud-amd64", "initramfs-tools", "iproute2", "zstd")
 """What a root needs beside `rootfs.SYSTEM` and Python to boot as a virtual machine."""
+
+SETTINGS = {
+    "etc/initramfs-tools/conf.d/vm": "MODULES=list\n",
+    "usr/share/initramfs-tools/modules.d/vm": "virtio_pci\nvirtio_blk\next4\n",
+}
+"""`rootfs.root`'s files for that: an initial RAM disk of half the size."""
 
 _TOOLS = ("qemu-system-x86", "e2fsprogs")
 _BOOT = 240.0  # seconds; a quiet machine takes a tenth of it
@@ -40,8 +48,19 @@ _COPY = 120.0
 _LOG_LINES = 40
 _DISK = "3G"  # sparse
 _PREFIX = "cdi-vm-"
-_APPEND = "root=/dev/vda rw console=ttyS0 quiet mitigations=off systemd.show_status=no"
+_OWNER = "owner"
+_APPEND = "root=/dev/vda rw console=ttyS0 quiet mitigations=off systemd.show_status=no net.ifnames=0"
+# What a server without screen and users does not need takes a third of an emulated boot.
+_MASKED = (
+    *(f"modprobe@{module}.service" for module in ("configfs", "drm", "efi_pstore", "fuse")),
+    *("getty.target", "ldconfig.service", "systemd-binfmt.service", "systemd-logind.service"),
+    *("systemd-hwdb-update.service", "systemd-journal-catalog-update.service", "systemd-tpm2-setup.service"),
+    *("proc-sys-fs-binfmt_misc.automount", "sys-kernel-debug.mount", "sys-kernel-tracing.mount"),
+    "systemd-udev-load-credentials.service",
+)
 _CHANNEL = "cdi.courier.tests"
+_PORTS = 4  # forwarded; the guest's are _FIRST_PORT and those after it
+_FIRST_PORT = 7000
 
 # In a mount namespace of its own, where the folder $2 appears in the root $1 as /tmp; then the program.
 _IN_TOOLS = r"""
@@ -56,8 +75,10 @@ _AGENT = rf"""
 import json, os, subprocess, time
 
 PATH = "/dev/virtio-ports/{_CHANNEL}"
-while not os.path.exists(PATH):
+while not (os.path.exists(PATH) and os.path.exists("/sys/class/net/eth0")):
     time.sleep(0.05)
+for words in ("address add 10.0.2.15/24 dev eth0", "link set eth0 up"):
+    subprocess.run(["ip", *words.split()], check=True)
 environment = {{"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8",
                "HOME": "/root"}}
 with open(PATH, "r+b", buffering=0) as channel:
@@ -109,8 +130,7 @@ class VM:
     """The machine. Use as a context manager.
 
     packages: where QEMU comes from. root: what its disk is made of, with `KERNEL` and Python; left as it is.
-    prepare: called with a copy of it, to put files in and enable units. forward: TCP ports of the guest that
-    `port` tells this side's of. memory: MiB.
+    prepare: called with a copy of it, to put files in and enable units. memory: MiB.
 
     pid     QEMU's
     state   what ``systemctl is-system-running`` said in the end: ``running`` or ``degraded``
@@ -122,13 +142,13 @@ class VM:
         root: Path,
         *,
         prepare: Callable[[Path], object] | None = None,
-        forward: Sequence[int] = (),
         memory: int = 2048,
     ) -> None:
         self._packages = packages
         self._pristine = root
         self._prepare = prepare
-        self._ports = {port: _free_port() for port in forward}
+        self._ports = _free_ports(_PORTS)
+        self._served: list[str] = []
         self._memory = memory
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
@@ -155,17 +175,15 @@ class VM:
     def pid(self) -> int:
         return self._process.pid if self._process is not None else 0
 
-    def port(self, guest: int) -> int:
-        """The port of 127.0.0.1 that leads to a forwarded port of the guest."""
-        return self._ports[guest]
-
     def start(self, timeout: float = _BOOT) -> None:
         """Make the disk and boot; returns when systemd has started everything.
 
         Raises PackageError, VMFailure.
         """
         self._tools = rootfs.root(self._packages, machine_suite(), _TOOLS, variant="extract")
+        _reap_stale()
         self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        (self._folder / _OWNER).write_text(host.owner(os.getpid()))
         self._make_disk()
         with (self._folder / "qemu.log").open("wb") as log:
             self._process = subprocess.Popen(
@@ -176,12 +194,8 @@ class VM:
                 start_new_session=True,
             )
         deadline = time.monotonic() + timeout
-        try:
-            wait_for(lambda: self._alive() and self._connect(), timeout, "QEMU to open its channel")
-            self._receive(0, deadline)
-            wait_for(self._is_up, max(0.0, deadline - time.monotonic()), "the machine to be up", pause=0.5)
-        except WaitTimeoutError as error:
-            raise VMFailure(self._with_console(str(error))) from None
+        wait_for(lambda: self._alive() and self._connect(), timeout, "QEMU to open its channel")
+        self._wait_until_up(deadline)
 
     def cleanup(self) -> None:
         """End the machine as if unplugged; any number of times."""
@@ -189,7 +203,6 @@ class VM:
             self._channel.close()
             self._channel = None
         if self._process is not None:
-            # QEMU is a pid 1's only process, which dies with its parent.
             if self._process.poll() is None:
                 self._process.kill()
             self._process.wait()
@@ -244,10 +257,45 @@ class VM:
         """What a unit, or everything, has logged since the machine started."""
         return units.journal(self.run, unit)
 
+    def serve(self, path: str) -> str:
+        """Make a Unix socket of the guest reachable, and return its address here: ``127.0.0.1:PORT``.
+
+        For as long as the machine runs, also when who listens there comes back; for a few sockets.
+        """
+        port = self._ports[len(self._served)]
+        self._served.append(path)
+        self._proxy(len(self._served) - 1)
+        return f"127.0.0.1:{port}"
+
+    def reboot(self, timeout: float = _BOOT) -> None:
+        """Restart the machine in an orderly way; returns when everything has been started again."""
+        self.run(["systemctl", "--no-block", "reboot"])
+        self._wait_until_up(time.monotonic() + timeout)
+        for number in range(len(self._served)):
+            self._proxy(number)
+
     def console(self) -> str:
         """What the machine wrote on its serial console, and QEMU about itself."""
         files = [self._folder / "console", self._folder / "qemu.log"]
         return "".join(file.read_text(errors="replace") for file in files if file.exists())
+
+    def _wait_until_up(self, deadline: float) -> None:
+        """After the agent's first word; deadline: of the monotonic clock."""
+
+        def is_up() -> bool:
+            self.state = units.system_state(self.run)
+            return self.state in units.UP
+
+        self._receive(0, deadline)
+        try:
+            wait_for(is_up, max(0.0, deadline - time.monotonic()), "the machine to be up", pause=0.5)
+        except WaitTimeoutError as error:
+            raise VMFailure(self._with_console(str(error))) from None
+
+    def _proxy(self, number: int) -> None:
+        listen = f"--socket-property=ListenStream={_FIRST_PORT + number}"
+        proxy = "/usr/lib/systemd/systemd-socket-proxyd"
+        self.run(["systemd-run", "--quiet", f"--unit=proxy-{number}", listen, proxy, self._served[number]])
 
     def _make_disk(self) -> None:
         # A copy, and not an overlay's view of it: e2fsprogs reads it from within the tools' root.
@@ -265,6 +313,8 @@ class VM:
         wants = root / "etc/systemd/system/multi-user.target.wants/agent.service"
         wants.parent.mkdir(parents=True, exist_ok=True)
         wants.symlink_to("../agent.service")
+        for name in _MASKED:
+            (root / "etc/systemd/system" / name).symlink_to("/dev/null")
         make = ["mke2fs", "-q", "-t", "ext4", "-E", "root_owner=0:0", "-d", "/tmp/root", "/tmp/disk", _DISK]
         done = subprocess.run(self._in_tools(make), capture_output=True, text=True, timeout=_COPY)
         if done.returncode:
@@ -272,24 +322,27 @@ class VM:
         shutil.rmtree(root)
 
     def _qemu(self) -> list[str]:
-        forward = "".join(f",hostfwd=tcp:127.0.0.1:{here}-:{there}" for there, here in self._ports.items())
+        forward = [
+            f"hostfwd=tcp:127.0.0.1:{port}-:{_FIRST_PORT + number}" for number, port in enumerate(self._ports)
+        ]
         return [
-            *("qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2"),
-            *("-m", str(self._memory), "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+            # A plain CPU: for what a rich one can do, udev loads a dozen modules.
+            *("qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "qemu64", "-smp", "2"),
+            *("-m", str(self._memory), "-nodefaults", "-no-user-config", "-display", "none"),
             *("-kernel", "/tmp/vmlinuz", "-initrd", "/tmp/initrd.img", "-append", _APPEND),
             *("-drive", "file=/tmp/disk,format=raw,if=virtio,cache=unsafe"),
             *("-serial", "file:/tmp/console"),
             *("-device", "virtio-rng-pci", "-device", "virtio-serial-pci"),
             *("-chardev", "socket,id=channel,path=/tmp/channel,server=on,wait=off"),
             *("-device", f"virtserialport,chardev=channel,name={_CHANNEL}"),
-            *("-nic", f"user,model=virtio-net-pci,restrict=on{forward}" if forward else "none"),
+            *("-nic", ",".join(["user", "model=virtio-net-pci", "restrict=on", *forward])),
         ]
 
     def _in_tools(self, argv: Sequence[str]) -> list[str]:
         return [
-            # It ends with the process that made it, however that ends.
+            # Each of them becomes the next, in one process, which ends with the one that made it.
             *("setpriv", "--pdeathsig", "KILL"),
-            *("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child"),
+            *("unshare", "--mount", "--propagation", "private"),
             *("env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"),
             *("sh", "-euc", _IN_TOOLS, "vm", str(self._tools), str(self._folder), *argv),
         ]
@@ -304,13 +357,13 @@ class VM:
         self._channel = channel
         return True
 
-    def _receive(self, number: int, deadline: float) -> dict[str, object]:
+    def _receive(self, number: int, deadline: float) -> dict[str, Any]:
         """The answer of this number; what is left of one that was given up goes by."""
         while True:
             line, newline, rest = self._received.partition(b"\n")
             if newline:
                 self._received = rest
-                said: dict[str, object] = json.loads(line)
+                said: dict[str, Any] = json.loads(line)
                 if said["id"] == number:
                     return said
                 continue
@@ -328,10 +381,6 @@ class VM:
             raise VMFailure(self._with_console("the machine has ended"))
         return True
 
-    def _is_up(self) -> bool:
-        self.state = units.system_state(self.run)
-        return self.state in units.UP
-
     def _with_console(self, text: str) -> str:
         return "\n".join([text, *self.console().splitlines()[-_LOG_LINES:]])
 
@@ -342,13 +391,23 @@ def unsuitable() -> str:
     return "" if machine == "x86_64" else f"the virtual machine is an x86-64 one, and this is {machine}"
 
 
+def _reap_stale() -> None:
+    """Remove what machines left whose process was killed before it could."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            note = (folder / _OWNER).read_text()
+            if folder.stat().st_uid == os.geteuid() and host.is_orphaned(note):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]

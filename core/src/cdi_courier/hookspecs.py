@@ -6,7 +6,7 @@ below, marked with `hookimpl`. A backend's entry point bears the backend's name.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import pluggy
 from attrs import field, frozen, validators
@@ -89,10 +89,44 @@ class Server(Protocol):
         """What `ServeContext.chosen` says has changed."""
 
     def status(self) -> Mapping[str, Mapping[str, Any]]:
-        """What is going on, as JSON: socket → ``state``, ``since`` (a `time.time`), ``counts`` and more."""
+        """What is going on, as JSON: socket → ``state``, ``since`` (a `time.time`), ``counts`` and more.
+
+        ``status`` and the metrics show these if they are there: ``counts`` (``requests``, ``injected``,
+        ``skipped``, ``refused``, ``unresolved``, ``undeliverable``, ``missed``), ``refusals`` and ``skips``
+        (error code → containers), ``kinds`` (CDI kind → devices injected), ``sessions`` (connections so far)
+        and ``latency`` (`cdi_courier.latency.Histogram.report`). Counts only grow, but for ``missed``.
+        """
 
     def decisions(self) -> Sequence[Mapping[str, Any]]:
-        """The latest answers, the newest last, as JSON: ``time``, ``request``, ``verdict``, ``devices``…"""
+        """The latest answers, the newest last, as JSON.
+
+        ``time``, ``container`` (``NAMESPACE/POD/CONTAINER``), ``verdict``, ``devices``, ``cause``, ``code``,
+        ``rule``, ``runtime`` and ``duration`` in seconds.
+        """
+
+
+@runtime_checkable
+class Reloadable(Protocol):
+    """A server that can change its settings at work. One that cannot keeps those of its start."""
+
+    def reload(self, settings: Settings, injector: Injector) -> None:
+        """Answer requests that begin from now on with these; those under way end with what they began with.
+
+        Keys that need a restart (`cdi_courier.reloading`) have the values of before. Called from the main
+        thread, not at once with another call of itself. An exception leaves the server as it was.
+        """
+
+
+@runtime_checkable
+class Supervised(Protocol):
+    """A server that knows whether it is stuck. One that does not is taken to be alive."""
+
+    def alive(self) -> bool:
+        """Whether what serves could serve now: it waits for work, or has not been long at what it does.
+
+        Asked every few seconds from the main thread, so it must not wait. As long as it says no, the service
+        manager's watchdog is not fed, and in the end the daemon is killed and started anew.
+        """
 
 
 class Backend(Protocol):

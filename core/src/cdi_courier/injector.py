@@ -56,9 +56,11 @@ class Grant:
     """What a container asks for and may have, before it is known what that is.
 
     requested: qualified name → the annotation key that asked for it, in the order asked for.
+    rule: which rules allow it, for a person.
     """
 
     requested: Mapping[str, str]
+    rule: str = ""
 
 
 class Injector:
@@ -109,12 +111,12 @@ class Injector:
         if not requested:
             return None
         try:
-            require(self._policy, request, requested)
+            rule = require(self._policy, request, requested)
         except PolicyDenied as error:
             if self._skip_denied:
                 return Skipped(tuple(requested), error)
             raise
-        return Grant(requested)
+        return Grant(requested, rule)
 
     def resolve(self, grant: Grant, snapshot: Snapshot) -> Injection | Skipped:
         """The second half of `inject`: what is it?"""

@@ -1,35 +1,39 @@
 """The daemon's log: written by a thread of its own, so that whoever logs never waits for whoever reads.
 
 A log can stand still: a full pipe, a journal that restarts. The thread that answers a container runtime must
-not stand still with it, so lines are queued, and dropped and counted when too many wait. They are formatted
-by whoever logs and written together, a few times a second: taking turns with another thread for each line
+not stand still with it, so lines are queued, and dropped and counted when too many wait. Whoever logs only
+puts the message together; what a line looks like, and whether it was said a moment ago already, is that
+thread's work. It writes several at once, a few times a second: taking turns with another thread for each line
 costs more than all else in a request, and a record holds on to much more than its line.
+
+A record of a decision about a container has its parts in ``extra={"decision": {...}}``: namespace, pod,
+container, devices, verdict, code, rule, runtime, duration in seconds. They become fields of the journal and
+of JSON; in text they are in the message.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import logging.handlers
 import os
 import queue
+import socket
 import stat
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cdi_courier.errors import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from cdi_courier.settings import ServiceSettings
 
-    _Line = tuple[int, str]  # level, text
-    _Write = Callable[[list[_Line]], None]
-
 LIMIT: Final = 10_000
-"""Lines that may wait; about 2 MB of them."""
+"""Lines that may wait; about 3 MB of them."""
 
 GATHERING: Final = 0.1
 """Seconds that lines below a warning may wait for more, to be written at once."""
@@ -40,23 +44,42 @@ MANY: Final = 256
 LAST_WORDS: Final = 2.0
 """Seconds that the end of the program waits for what is still queued."""
 
+REPEATED: Final = 30.0
+"""Seconds within which a refusal or an error that says word for word the same is counted, not written."""
+
+REMEMBERED: Final = 1000
+"""Lines that are remembered for that; beyond, the oldest may be written again early."""
+
+JOURNAL: Final = "/run/systemd/journal/socket"
+
 # Switches of logging itself (its documentation, "Optimization").
 _UNTOLD: Final = ("_srcfile", "logThreads", "logProcesses", "logMultiprocessing", "logAsyncioTasks")
-_UNTIMED: Final = "%(levelname)s %(name)s: %(message)s"
 _SYSLOG: Final = "/dev/log"
 _FILE_SIZE: Final = 1 << 20
+_LONGEST: Final = 60_000  # bytes of a journal's field; an entry must fit a datagram
+_SHOWN: Final = 200  # characters of a line that is told to have been repeated
+_PRIORITIES: Final = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3}
+
+
+class Line(NamedTuple):
+    """What is left of a record. created: a `time.time`. decision: its parts, if it is about one."""
+
+    level: int
+    created: float
+    name: str
+    message: str
+    decision: Mapping[str, Any] | None = None
+
+
+if TYPE_CHECKING:
+    _Write = Callable[[list[Line]], None]
 
 
 @contextlib.contextmanager
 def writing(settings: ServiceSettings) -> Iterator[None]:
-    """Send what is logged to stderr; to syslog, or else to ``state_dir/log``, where stderr goes nowhere.
-
-    The latter is so for a plugin that a container runtime has launched.
-    """
+    """Send what is logged to where `_target` says, until the end of the with statement."""
     root = logging.getLogger()
-    write, formatter = _target(settings.state_dir)
-    handler = _Queued(write)
-    handler.setFormatter(formatter)
+    handler = _Queued(_target(settings))
     level = root.level
     root.addHandler(handler)
     root.setLevel(settings.log_level.upper())
@@ -82,7 +105,7 @@ class _Queued(logging.Handler):
         self._write = write
         self._dropped = 0
         # A SimpleQueue may be put to from a signal handler.
-        self._queue: queue.SimpleQueue[_Line | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Line | None] = queue.SimpleQueue()
         self._urgent = threading.Event()
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
         self._thread.start()
@@ -93,12 +116,16 @@ class _Queued(logging.Handler):
             self._dropped += 1
             return
         try:
-            line = self.format(record)
+            message = record.getMessage()
+            if record.exc_info or record.stack_info:
+                message = _TRACEBACKS.format(record)
         except Exception:  # noqa: BLE001 - as every handler of logging does
             self.handleError(record)
             return
-        self._queue.put((record.levelno, line))
-        if record.levelno >= logging.WARNING or waiting == MANY:
+        level = record.levelno
+        decision = record.__dict__.get("decision")
+        self._queue.put(Line(level, record.created, record.name, message, decision))
+        if level >= logging.WARNING or waiting == MANY:
             self._urgent.set()
 
     def close(self) -> None:
@@ -109,82 +136,231 @@ class _Queued(logging.Handler):
         self._thread.join(LAST_WORDS)
 
     def _run(self) -> None:
+        repeats = Repeats()
         while True:
-            lines = [self._queue.get()]
+            lines: list[Line | None] = []
+            # Where something was held back, there is something to say even if nobody logs any more.
+            with contextlib.suppress(queue.Empty):
+                lines.append(self._queue.get(timeout=repeats.due(time.monotonic())))
             self._urgent.wait(GATHERING)
             self._urgent.clear()
             with contextlib.suppress(queue.Empty):
                 while True:
                     lines.append(self._queue.get_nowait())
+            ended = None in lines
+            found = repeats.passed((line for line in lines if line is not None), time.monotonic(), end=ended)
             if self._dropped:
                 with self.lock:  # type: ignore[union-attr] # held by whoever emits
                     dropped, self._dropped = self._dropped, 0
                 text = f"{dropped} log lines were dropped here: the log was not read fast enough"
-                lines.append((logging.WARNING, text))
+                found.append(Line(logging.WARNING, time.time(), __name__, text))
             # What cannot be written is lost: there is nobody to tell.
             with contextlib.suppress(OSError):
-                self._write([line for line in lines if line is not None])
-            if None in lines:
+                if found:
+                    self._write(found)
+            if ended:
                 return
 
 
-class _Formatter(logging.Formatter):
-    """Text lines whose hostile parts cannot reach the terminal as control characters."""
+class Repeats:
+    """Holds back what was said word for word a moment ago, and says how often it was.
+
+    That is so for errors and for refusals: a container that is refused is tried again and again. What names
+    another container has other words, so nothing about a container goes unsaid. Who is given devices is
+    always said, and so is what was missed: each list of a runtime is complete. Clocks are `time.monotonic`.
+    """
+
+    def __init__(self) -> None:
+        # What was said → until when its repeats are held back, the latest of them, how many. In that order.
+        self._said: dict[tuple[int, str, str], tuple[float, Line | None, int]] = {}
+
+    def due(self, now: float) -> float | None:
+        """Seconds until there is something to say of itself; None if there is not."""
+        held = [until for until, _, count in self._said.values() if count]
+        return max(0.0, min(held) - now) if held else None
+
+    def passed(self, lines: Iterable[Line], now: float, *, end: bool = False) -> list[Line]:
+        """Those lines that are to be written now, with what is to be said of others. end: nothing follows."""
+        found = self._over(now, end=end)
+        for line in lines:
+            if not _may_repeat(line):
+                found.append(line)
+                continue
+            key = line[0], line[2], line[3]
+            said = self._said.get(key)
+            if said is not None:
+                self._said[key] = said[0], line, said[2] + 1
+                continue
+            if len(self._said) >= REMEMBERED:
+                oldest = next(iter(self._said))
+                found += _summary(*self._said.pop(oldest)[1:])
+            self._said[key] = now + REPEATED, None, 0
+            found.append(line)
+        return found + (self._over(now, end=True) if end else [])
+
+    def _over(self, now: float, *, end: bool) -> list[Line]:
+        found = []
+        for key, (until, line, count) in list(self._said.items()):
+            if until > now and not end:
+                break  # the others are younger
+            del self._said[key]
+            found += _summary(line, count)
+        return found
+
+
+def _may_repeat(line: Line) -> bool:
+    if line.decision is not None:
+        return line.decision.get("verdict") in ("refused", "skipped")
+    return line.level >= logging.ERROR
+
+
+def _summary(line: Line | None, count: int) -> list[Line]:
+    if line is None:
+        return []
+    shown = line.message if len(line.message) <= _SHOWN else f"{line.message[:_SHOWN]}…"
+    return [line._replace(message=f"{shown} … {count} more in {REPEATED:.0f} s")]
+
+
+# --- what a line looks like ------------------------------------------------------------------------------
+
+
+class _Traceback(logging.Formatter):
+    """A message and its traceback."""
+
+    def __init__(self) -> None:
+        super().__init__("%(message)s")
+
+
+_TRACEBACKS: Final = _Traceback()
+
+
+class _Text:
+    """``TIME LEVEL NAME: MESSAGE``; nothing in it can move a terminal's cursor. times: with the time."""
 
     def __init__(self, *, times: bool) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s" if times else _UNTIMED)
         self._times = times
         self._second = -1
         self._text = ""
 
-    def format(self, record: logging.LogRecord) -> str:
-        if record.exc_info or record.stack_info:
-            return super().format(record)
-        # The same line at a quarter of the price.
-        message = printable(record.getMessage())
+    def __call__(self, line: Line) -> str:
+        text = f"{logging.getLevelName(line.level)} {line.name}: {printable(line.message)}"
         if not self._times:
-            return f"{record.levelname} {record.name}: {message}"
-        return f"{self.formatTime(record)} {record.levelname} {record.name}: {message}"
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
-        record.message = printable(record.message)
-        return super().formatMessage(record)
-
-    def formatTime(self, record: logging.LogRecord, _: str | None = None) -> str:  # noqa: N802
-        second = int(record.created)
+            return text
+        second = int(line.created)
         if second != self._second:
             self._second, self._text = second, time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
-        return f"{self._text},{int(record.msecs):03}"
+        return f"{self._text},{int((line.created - second) * 1000):03} {text}"
 
 
-def _target(state_dir: str) -> tuple[_Write, logging.Formatter]:
-    """Where lines go, and what they look like there."""
+def _json(line: Line) -> str:
+    """One object: time (UTC), level, logger, message, and what is known of a decision."""
+    second = int(line.created)
+    when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+    return json.dumps(
+        {
+            "time": f"{when}.{int((line.created - second) * 1e6):06}Z",
+            "level": logging.getLevelName(line.level).lower(),
+            "logger": line.name,
+            "message": printable(line.message),
+            **_known(line.decision),
+        }
+    )
+
+
+def _entry(line: Line) -> bytes:
+    """An entry of the journal's native protocol: a value with line feeds is preceded by its length.
+
+    Source: "Native Journal Protocol" of systemd.
+    """
+    fields: dict[str, Any] = {
+        "PRIORITY": _PRIORITIES.get(line.level, 5),
+        "SYSLOG_FACILITY": 3,
+        "SYSLOG_IDENTIFIER": "cdi-courier",
+        "LOGGER": line.name,
+        **{f"CDI_COURIER_{name.upper()}": value for name, value in _known(line.decision).items()},
+        "MESSAGE": line.message,
+    }
+    data = bytearray()
+    for name, value in fields.items():
+        text = printable(str(value)).encode(errors="backslashreplace")[:_LONGEST]
+        if b"\n" in text:
+            data += b"%s\n%s%s\n" % (name.encode(), len(text).to_bytes(8, "little"), text)
+        else:
+            data += b"%s=%s\n" % (name.encode(), text)
+    return bytes(data)
+
+
+def _known(decision: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The parts that are known. Names are hostile, but for the journal and JSON they are only values."""
+    return {
+        name: round(value, 6) if isinstance(value, float) else value
+        for name, value in (decision or {}).items()
+        if value not in (None, "")
+    }
+
+
+# --- where lines go --------------------------------------------------------------------------------------
+
+
+def _target(settings: ServiceSettings) -> _Write:
+    """Where lines go, and what they look like there.
+
+    With ``log_format = "auto"`` to the journal if stderr is connected to it, with fields. Else to stderr; to
+    syslog, or else to ``state_dir/log``, where stderr goes nowhere: that is so for a plugin that a container
+    runtime has launched.
+    """
+    to_json = settings.log_format == "json"
+    if settings.log_format == "auto" and _is_journal(2, os.environ.get("JOURNAL_STREAM", "")):
+        return _to_journal
     if not _goes_nowhere(2):
-        return _to_stderr, _Formatter(times=True)
+        return _to_stderr(_json if to_json else _Text(times=True))
     if os.path.exists(_SYSLOG):
         syslog = logging.handlers.SysLogHandler(_SYSLOG, facility=logging.handlers.SysLogHandler.LOG_DAEMON)
         syslog.ident = "cdi-courier: "
-        return _through(syslog), _Formatter(times=False)
-    os.makedirs(state_dir, mode=0o700, exist_ok=True)
-    path = os.path.join(state_dir, "log")
+        return _through(syslog, _json if to_json else _Text(times=False))
+    os.makedirs(settings.state_dir, mode=0o700, exist_ok=True)
+    path = os.path.join(settings.state_dir, "log")
     file = logging.handlers.RotatingFileHandler(path, maxBytes=_FILE_SIZE, backupCount=1)
-    return _through(file), _Formatter(times=True)
+    return _through(file, _json if to_json else _Text(times=True))
 
 
-def _to_stderr(lines: list[_Line]) -> None:
-    # To the descriptor itself: the lock of sys.stderr would be waited for when the program ends.
-    data = "".join(text + "\n" for _, text in lines).encode(errors="backslashreplace")
-    while data:
-        data = data[os.write(2, data) :]
+def _to_journal(lines: list[Line]) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        for number, line in enumerate(lines):
+            try:
+                sock.sendto(_entry(line), JOURNAL)
+            except OSError:
+                # It restarts, or is not for us; its stream, which stderr is, may still be there.
+                _to_stderr(_Text(times=False))(lines[number:])
+                return
 
 
-def _through(handler: logging.Handler) -> _Write:
-    def write(lines: list[_Line]) -> None:
-        for level, text in lines:
-            # emit, not handle: the handler's lock would be waited for when logging shuts down.
-            handler.emit(logging.LogRecord("", level, "", 0, text, None, None))
+def _to_stderr(shown: Callable[[Line], str]) -> _Write:
+    def write(lines: list[Line]) -> None:
+        # To the descriptor itself: the lock of sys.stderr would be waited for when the program ends.
+        data = "".join(shown(line) + "\n" for line in lines).encode(errors="backslashreplace")
+        while data:
+            data = data[os.write(2, data) :]
 
     return write
+
+
+def _through(handler: logging.Handler, shown: Callable[[Line], str]) -> _Write:
+    def write(lines: list[Line]) -> None:
+        for line in lines:
+            # emit, not handle: the handler's lock would be waited for when logging shuts down.
+            handler.emit(logging.LogRecord("", line.level, "", 0, shown(line), None, None))
+
+    return write
+
+
+def _is_journal(descriptor: int, stream: str) -> bool:
+    """Whether the descriptor is the stream to the journal that systemd has named (systemd.exec(5))."""
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return False
+    return stream == f"{found.st_dev}:{found.st_ino}"
 
 
 def _goes_nowhere(descriptor: int) -> bool:

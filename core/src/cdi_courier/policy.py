@@ -125,15 +125,21 @@ def judge(policy: Policy, request: ContainerRequest, device: str) -> tuple[bool,
     return policy.default == "allow", f'no rule matches, and [policy] default = "{policy.default}"'
 
 
-def require(policy: Policy, request: ContainerRequest, devices: Iterable[str]) -> None:
-    """Return if every device is allowed; else raise one `PolicyDenied` ``POL001`` naming all refused ones."""
+def require(policy: Policy, request: ContainerRequest, devices: Iterable[str]) -> str:
+    """The rules that allow every device, for a person, separated by "; "; ``""`` if there is no device.
+
+    Raises one `PolicyDenied` ``POL001`` that names all refused devices.
+    """
     refused: dict[str, list[str]] = {}
+    allowing: list[str] = []
     for device in devices:
         allowed, why = judge(policy, request, device)
         if not allowed:
             refused.setdefault(why, []).append(device)
+        elif why not in allowing:
+            allowing.append(why)
     if not refused:
-        return
+        return "; ".join(allowing)
     who = f"container {quoted(request.container)} of pod {quoted(request.namespace + '/' + request.pod)}"
     if request.origin != "kubernetes":
         who = f"local container {quoted(request.container)}"
@@ -148,6 +154,7 @@ def require(policy: Policy, request: ContainerRequest, devices: Iterable[str]) -
         pod=request.pod,
         container=request.container,
         devices=",".join(names),
+        rule="; ".join(list(refused)[:_MAX_REASONS]),
     )
 
 

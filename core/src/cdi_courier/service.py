@@ -1,4 +1,8 @@
-"""The daemon: find the plugins, run the backends, describe the host beside them, until a signal ends it."""
+"""The daemon: find the plugins, run the backends, describe the host beside them, until a signal ends it.
+
+What a signal asks for is done by the main thread, one thing after the other (`_attend`): end, or read the
+settings again. Containers are served by other threads and wait for neither.
+"""
 
 from __future__ import annotations
 
@@ -7,71 +11,117 @@ import gc
 import importlib.metadata
 import logging
 import os
+import queue
 import signal
 import threading
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
+from attrs import define, field
 
-from cdi_courier import choice, locks, status
+from cdi_courier import choice, locks, metrics, notify, reloading, status, table
 from cdi_courier.cdi.registry import Registry
 from cdi_courier.errors import CourierError, PluginError, SettingsError
-from cdi_courier.hookspecs import ServeContext
+from cdi_courier.hookspecs import Reloadable, ServeContext, Supervised
 from cdi_courier.host.describe import describe
 from cdi_courier.injector import Injector
 from cdi_courier.plugins import Plugins, discover
 from cdi_courier.watch import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
+    from cdi_courier.cdi.snapshot import Snapshot
     from cdi_courier.hookspecs import Server
     from cdi_courier.settings import Settings
 
+    _Wishes = queue.SimpleQueue[str]
+
 logger = logging.getLogger("cdi_courier")
 
+_STOP, _RELOAD, _ENDED = "stop", "reload", "ended"
+_LOOK: Final = 10.0  # seconds between two looks at the servers, and two lines for the service manager
+_ALIVE_STATES: Final = ("active", "idle")
 
-def run(settings: Settings, backend: str | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; the exit code.
 
-    backend: run this one alone, whatever ``[backends] choose`` says. Raises `CourierError` where nothing can
-    be served: a forced backend that cannot, another daemon that already does.
+@define
+class State:
+    """What the daemon works with now. Only the main thread changes it, any may read.
+
+    loaded: when the settings were read, a `time.time`. problem: why the last attempt to read them again
+    failed, ``""`` if it did not. restart: keys that were changed and do not count before a restart. metrics:
+    why there are none although they are wanted.
     """
-    if backend is not None:
-        settings = attrs.evolve(settings, backends=attrs.evolve(settings.backends, choose=backend))
+
+    settings: Settings
+    injector: Injector
+    began: float = field(factory=time.time)
+    loaded: float = field(factory=time.time)
+    problem: str = ""
+    restart: tuple[str, ...] = ()
+    metrics: str = ""
+
+
+def run(settings: Settings, backend: str | None = None, reread: Callable[[], Settings] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; the exit code. SIGHUP reads the settings again.
+
+    backend: run this one alone, whatever ``[backends] choose`` says. reread: the settings as they are now in
+    the files, which may raise `SettingsError`; None: SIGHUP changes nothing. Raises `CourierError` where
+    nothing can be served: a forced backend that cannot, another daemon that already does.
+    """
+    settings = _forced(settings, backend)
     plugins = discover(settings.backends.disabled)
     for problem in plugins.problems.values():
         logger.error("%s", problem)
     state_dir = settings.service.state_dir
-    ended = threading.Event()
+    wishes: _Wishes = queue.SimpleQueue()
     # The signals are caught before any lock is taken, so that each lock is given back.
-    with _signals(ended), locks.exclusive(Path(state_dir) / "lock", f"state directory {state_dir}"):
+    with _signals(wishes), locks.exclusive(Path(state_dir) / "lock", f"state directory {state_dir}"):
+        state = State(settings, make_injector(settings, plugins))
         servers: dict[str, Server] = {}
         watch = Watch(
             settings,
             plugins,
-            lambda: describe(settings),
+            lambda: describe(state.settings),
             lambda: _reconsider(servers),
         )
-        servers.update(_servers(settings, plugins, watch))
+        servers.update(_servers(state, plugins, watch))
         # What exists now stays: the collector need not look through it again and again.
         gc.collect()
         gc.freeze()
-        with status.serving(state_dir, lambda: report(servers, watch)):
-            return _supervise(servers, watch, ended)
+
+        def reload() -> None:
+            if reread is not None:
+                reload_settings(state, lambda: _forced(reread(), backend), plugins, servers, watch)
+
+        def told() -> dict[str, Any]:
+            return report(servers, watch, state)
+
+        with status.serving(state_dir, told), metrics.serving(settings.metrics.listen, told) as trouble:
+            state.metrics = trouble
+            return _supervise(servers, watch, wishes, reload)
 
 
-def _servers(settings: Settings, plugins: Plugins, watch: Watch) -> dict[str, Server]:
+def _forced(settings: Settings, backend: str | None) -> Settings:
+    if backend is None:
+        return settings
+    return attrs.evolve(settings, backends=attrs.evolve(settings.backends, choose=backend))
+
+
+def _servers(state: State, plugins: Plugins, watch: Watch) -> dict[str, Server]:
     """The backends that have something to run. They begin at once; the host is described beside them.
 
-    Raises `PluginError` if there is none: ``PLG003`` for a forced one that does not exist, ``PLG004``.
+    None of them: the daemon waits, since what it is told to do next may be to start anew with one. Raises
+    `PluginError` ``PLG003`` for a forced one that does not exist or has nothing to run.
     """
+    settings = state.settings
     wanted = settings.backends.choose
     names = [*settings.backends.order, *sorted(plugins.backends)] if wanted == "auto" else [wanted]
     if wanted != "auto" and wanted not in plugins.backends:
         raise choice.missing(wanted, plugins)
-    context = ServeContext(settings, make_injector(settings, plugins), watch.chosen, watch.wake)
+    context = ServeContext(settings, state.injector, watch.chosen, watch.wake)
     servers: dict[str, Server] = {}
     for name in dict.fromkeys(names):
         made = plugins.backends[name].serve(context) if name in plugins.backends else None
@@ -86,16 +136,63 @@ def _servers(settings: Settings, plugins: Plugins, watch: Watch) -> dict[str, Se
         )
     if not servers:
         installed = ", ".join(plugins.backends) or "none"
-        raise PluginError(
+        nothing = PluginError(
             "PLG004",
             f"no backend has anything to run (installed: {installed})",
-            "install one that has, for example the package cdi-courier-nri, or choose it with --backend",
+            "install one that has, for example the package cdi-courier-nri, or stop this service",
         )
+        logger.warning("%s", nothing)
     return servers
 
 
-def report(servers: Mapping[str, Server], watch: Watch) -> dict[str, Any]:
-    """The daemon's state as JSON (design section 5)."""
+def reload_settings(
+    state: State,
+    reread: Callable[[], Settings],
+    plugins: Plugins,
+    servers: Mapping[str, Server],
+    watch: Watch,
+) -> None:
+    """Have everything work with the settings as they are in the files now, or with those of before.
+
+    Never raises: what is wrong is said in one line, and shown by ``status`` until it is right.
+    """
+    try:
+        change = reloading.compare(state.settings, reread())
+        same = change.settings.cdi == state.settings.cdi
+        injector = make_injector(change.settings, plugins, state.injector.registry if same else None)
+    except CourierError as error:
+        words = str(error).replace("\n", " ")
+        problem = SettingsError(
+            "SET030", f"the settings stay as they were: {words}", "mend that, then reload again"
+        )
+        state.problem = str(problem)
+        logger.error("%s", problem)  # noqa: TRY400 - an expected failure has no traceback
+        return
+    state.settings, state.injector = change.settings, injector
+    state.loaded, state.problem, state.restart = time.time(), "", change.restart
+    watch.reload(change.settings)
+    for name, server in servers.items():
+        if not isinstance(server, Reloadable):
+            logger.warning("backend %s goes on with the settings of its start: it cannot change them", name)
+            continue
+        try:
+            server.reload(change.settings, injector)
+        except Exception:
+            logger.exception("backend %s goes on with its settings of before: it failed to change them", name)
+    if "service.log_level" in change.changed:
+        logging.getLogger().setLevel(change.settings.service.log_level.upper())
+    logger.info("%s", reloading.in_words(change, change.settings.files))
+    if change.restart:
+        needed = SettingsError(
+            "SET031",
+            f"{', '.join(change.restart)}: changed, but counts only after a restart of the daemon",
+            "until then the value of before counts; systemctl restart cdi-courier",
+        )
+        logger.warning("%s", needed)
+
+
+def report(servers: Mapping[str, Server], watch: Watch, state: State | None = None) -> dict[str, Any]:
+    """The daemon's state as JSON (design section 5). state: what it works with, if that is to be told."""
     runtimes: dict[str, Any] = {}
     for found in watch.choices or ():
         runtimes[found.runtime.key] = {
@@ -107,14 +204,14 @@ def report(servers: Mapping[str, Server], watch: Watch) -> dict[str, Any]:
         }
     decisions: list[Mapping[str, Any]] = []
     for name, server in servers.items():
-        for socket, state in server.status().items():
-            served = watch.chosen(state.get("kind", ""), socket)
+        for socket, told in server.status().items():
+            served = watch.chosen(told.get("kind", ""), socket)
             key = socket if served is None else served.runtime.key
             entry = runtimes.setdefault(key, {"backend": None})
-            if state.get("state") == "active":
+            if told.get("state") == "active":
                 entry["backend"] = name
             # What is not known here, such as the version before a session, may be known by the description.
-            entry.update({"socket": socket, **{k: v for k, v in state.items() if v != "" or k not in entry}})
+            entry.update({"socket": socket, **{k: v for k, v in told.items() if v != "" or k not in entry}})
         decisions += server.decisions()
     return {
         "version": importlib.metadata.version("cdi-courier"),
@@ -122,8 +219,38 @@ def report(servers: Mapping[str, Server], watch: Watch) -> dict[str, Any]:
         "described": watch.choices is not None,
         "runtimes": runtimes,
         "decisions": sorted(decisions, key=lambda decision: decision.get("time", 0)),
-        "problems": list(watch.problems),
+        "problems": [*watch.problems, *([state.metrics] if state and state.metrics else [])],
+        **({} if state is None else _state(state)),
     }
+
+
+def _state(state: State) -> dict[str, Any]:
+    settings = state.settings
+    snapshot: Snapshot = state.injector.registry.snapshot()
+    return {
+        "began": state.began,
+        "settings": {
+            "files": list(settings.files),
+            "loaded": state.loaded,
+            "problem": state.problem,
+            "restart": list(state.restart),
+        },
+        "cdi": {
+            "files": len(snapshot.specs),
+            "devices": len(snapshot.devices),
+            "errors": sum(map(len, snapshot.errors.values())) + len(snapshot.dir_errors),
+            "conflicts": len(snapshot.conflicts),
+        },
+        "table": _table_time(settings.service.state_dir),
+    }
+
+
+def _table_time(state_dir: str) -> float | None:
+    """When the compiled table was written, a `time.time`; None if there is none."""
+    try:
+        return os.stat(os.path.join(state_dir, table.NAME)).st_mtime
+    except OSError:
+        return None
 
 
 def _reconsider(servers: Mapping[str, Server]) -> None:
@@ -131,8 +258,12 @@ def _reconsider(servers: Mapping[str, Server]) -> None:
         server.reconsider()
 
 
-def make_injector(settings: Settings, plugins: Plugins) -> Injector:
-    """The pipeline with these settings. Raises `SettingsError` for an annotation dialect nobody offers."""
+def make_injector(settings: Settings, plugins: Plugins, registry: Registry | None = None) -> Injector:
+    """The pipeline with these settings.
+
+    registry: what has read the spec files already, if the settings about them are the same. Raises
+    `SettingsError` for an annotation dialect nobody offers.
+    """
     for name in settings.annotations.dialects:
         if name not in plugins.dialects:
             raise SettingsError(
@@ -140,19 +271,26 @@ def make_injector(settings: Settings, plugins: Plugins) -> Injector:
                 f"[annotations] dialects names {name}, which no plugin offers",
                 f"known: {', '.join(plugins.dialects)}",
             )
-    registry = Registry(settings.cdi.dirs, trust=settings.cdi.trust, max_file_size=settings.cdi.max_file_size)
+    cdi = settings.cdi
+    if registry is None:
+        registry = Registry(cdi.dirs, trust=cdi.trust, max_file_size=cdi.max_file_size)
     return Injector(settings, registry, plugins.dialects.values())
 
 
 @contextlib.contextmanager
-def _signals(ended: threading.Event) -> Iterator[None]:
-    """Set `ended` on SIGTERM and SIGINT."""
+def _signals(wishes: _Wishes) -> Iterator[None]:
+    """Wish for the end on SIGTERM and SIGINT, and for the settings to be read again on SIGHUP."""
 
+    # A SimpleQueue may be put to by a handler that has interrupted its very reader; an Event may not be set.
     def stop(number: int, _: object) -> None:
         logger.info("stopping: %s", signal.Signals(number).name)
-        ended.set()
+        wishes.put(_STOP)
 
-    previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    def reload(_: int, __: object) -> None:
+        wishes.put(_RELOAD)
+
+    wanted = {signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: reload}
+    previous = {number: signal.signal(number, handler) for number, handler in wanted.items()}
     try:
         yield
     finally:
@@ -160,9 +298,12 @@ def _signals(ended: threading.Event) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _supervise(servers: Mapping[str, Server], watch: Watch, ended: threading.Event) -> int:
-    """Run each server and the watch in a thread; this one waits for the signals, which arrive here."""
+def _supervise(
+    servers: Mapping[str, Server], watch: Watch, wishes: _Wishes, reload: Callable[[], None]
+) -> int:
+    """Run each server and the watch in a thread; this one does what signals wish for."""
     failed = threading.Event()
+    ending = threading.Event()
 
     def serve(server: Server) -> None:
         try:
@@ -174,19 +315,56 @@ def _supervise(servers: Mapping[str, Server], watch: Watch, ended: threading.Eve
             failed.set()
             logger.exception("the backend failed; the daemon ends, so that whoever watches it starts it anew")
         finally:
-            if not ended.is_set():
+            if not ending.is_set():
                 failed.set()
-            ended.set()
+            wishes.put(_ENDED)
 
     threads = [threading.Thread(target=serve, args=(s,), name=name) for name, s in servers.items()]
     # Not waited for: it may be in the midst of asking a runtime that hangs.
     threading.Thread(target=watch.run, name="watch", daemon=True).start()
     for thread in threads:
         thread.start()
-    ended.wait()
+    # Ready also without a runtime: a runtime that is ordered after this one must be able to start.
+    notify.ready(_in_words(servers))
+    _attend(servers, wishes, reload)
+    notify.stopping()
+    ending.set()
     watch.stop()
     for server in servers.values():
         server.stop()
     for thread in threads:
         thread.join()
     return 1 if failed.is_set() else 0
+
+
+def _attend(servers: Mapping[str, Server], wishes: _Wishes, reload: Callable[[], None]) -> None:
+    """Do what is wished for until it is the end; feed the watchdog as long as every server is alive."""
+    watchdog = notify.watchdog_interval()
+    pause = _LOOK if watchdog is None else min(_LOOK, watchdog / 3)
+    while True:
+        try:
+            wish = wishes.get(timeout=pause if notify.enabled() else None)
+        except queue.Empty:
+            wish = ""
+        if wish in (_STOP, _ENDED):
+            return
+        if wish == _RELOAD:
+            notify.reloading()
+            reload()
+            notify.ready(_in_words(servers))
+        notify.alive(_in_words(servers), fed=_alive(servers))
+
+
+def _alive(servers: Mapping[str, Server]) -> bool:
+    return all(server.alive() for server in servers.values() if isinstance(server, Supervised))
+
+
+def _in_words(servers: Mapping[str, Server]) -> str:
+    """One line for the service manager: how many runtimes are served, and what became of containers."""
+    found = [state for server in servers.values() for state in server.status().values()]
+    served = sum(state.get("state") in _ALIVE_STATES for state in found)
+    causes = [cause for state in found if (cause := state.get("cause")) and state.get("state") == "waiting"]
+    counts = [state.get("counts", {}) for state in found]
+    injected, refused = (sum(c.get(name, 0) for c in counts) for name in ("injected", "refused"))
+    text = f"{served} of {len(found)} connected, {injected} injected, {refused} refused"
+    return f"{text}; waiting: {causes[0]}" if causes else text

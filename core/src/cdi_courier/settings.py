@@ -85,9 +85,26 @@ def _log_target(_: object, __: object, value: str) -> None:
 
 # An annotation key has one slash at most and 63 characters behind it; the domain is what stands before.
 _domain = _matching(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", "a DNS name without a slash")
-_listen = _matching(
-    r"|unix:/.+|(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}", '"", "HOST:PORT" or "unix:/path"'
+_is_listen = _matching(
+    r"|unix:/[^\0]+|(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}", '"", "HOST:PORT" or "unix:/path"'
 )
+
+
+def _listen(instance: object, attribute: object, value: str) -> None:
+    _is_listen(instance, attribute, value)
+    host, colon, port = value.rpartition(":")
+    if not colon or value.startswith("unix:"):
+        return
+    import ipaddress  # a millisecond, for the few who set this
+
+    # Whoever connects is answered, in the clear; what leaves the host does so through something that knows
+    # who asks.
+    try:
+        local = host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        local = False
+    if not local or not 0 < int(port) < 65536:
+        raise ValueError("a loopback address such as 127.0.0.1:9465 or [::1]:9465, or unix:/path")
 
 
 def _key(default: Any, doc: str, *checks: _Check) -> Any:

@@ -10,9 +10,12 @@ import json
 import logging
 import os
 import socket
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+from cdi_courier.errors import HostError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,7 +43,7 @@ def serving(state_dir: str, report: Callable[[], dict[str, Any]]) -> Iterator[No
         Path(path).unlink(missing_ok=True)
         before = os.umask(0o177)
         try:
-            _at(path, listener.bind)
+            at(path, listener.bind)
         finally:
             os.umask(before)
         listener.listen(16)
@@ -62,12 +65,54 @@ def serving(state_dir: str, report: Callable[[], dict[str, Any]]) -> Iterator[No
         Path(path).unlink(missing_ok=True)
 
 
+def require(state_dir: str, timeout: float = _PATIENCE) -> dict[str, Any]:
+    """What the daemon of a state directory reports.
+
+    Raises `HostError`: ``STA001`` none runs, ``STA002`` it does not answer in time, ``STA003`` nobody may
+    ask it, or its answer cannot be understood.
+    """
+    path = path_of(state_dir)
+    try:
+        report = ask(state_dir, timeout)
+    except (TimeoutError, BlockingIOError):
+        pid = _owner(path)
+        raise HostError(
+            "STA002",
+            f"the daemon{f' (pid {pid})' if pid else ''} does not answer at {path} within {timeout:g} s",
+            "it is stuck or stopped; under systemd the watchdog restarts it, else do so by hand",
+        ) from None
+    except (OSError, ValueError) as error:
+        words = getattr(error, "strerror", None) or str(error)
+        raise HostError(
+            "STA003",
+            f"the daemon's status cannot be read from {path}: {words}",
+            "run as root; look whether daemon and command are of one version, and into the daemon's log",
+        ) from None
+    if report is None:
+        raise HostError(
+            "STA001",
+            f"no daemon runs: nobody listens at {path}",
+            "systemctl start cdi-courier, or cdi-courier run; [service] state_dir names the folder",
+        )
+    return report
+
+
+def _owner(path: str) -> int | None:
+    """The process that listens at the socket, if that can be known without its help."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as client:
+        client.setblocking(False)
+        at(path, client.connect)
+        credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        return int.from_bytes(credentials[:4], sys.byteorder) or None
+    return None
+
+
 def ask(state_dir: str, timeout: float = _PATIENCE) -> dict[str, Any] | None:
     """What the daemon of a state directory reports; None if none runs. Raises `OSError`, `ValueError`."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(timeout)
         try:
-            _at(path_of(state_dir), client.connect)
+            at(path_of(state_dir), client.connect)
         except (FileNotFoundError, ConnectionRefusedError):
             return None
         data = bytearray()
@@ -79,7 +124,7 @@ def ask(state_dir: str, timeout: float = _PATIENCE) -> dict[str, Any] | None:
     return report
 
 
-def _at(path: str, act: Callable[[str], None]) -> None:
+def at(path: str, act: Callable[[str], None]) -> None:
     """Bind or connect also where the path is longer than a socket's address can be."""
     folder = os.open(os.path.dirname(path) or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -63,6 +63,11 @@ class Watch:
         """Look again now: something has happened to a runtime. Any thread."""
         self._wake.set()
 
+    def reload(self, settings: Settings) -> None:
+        """Look with these settings from now on, and at once. Any thread."""
+        self._settings = settings
+        self.wake()
+
     def look(self) -> None:
         """Describe the host once and tell what has changed."""
         try:

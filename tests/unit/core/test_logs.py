@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import subprocess
@@ -10,10 +11,13 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from socket import AF_UNIX, SOCK_DGRAM, socket
+from typing import Any
 
 import pytest
 from cdi_courier import logs
 from cdi_courier.settings import ServiceSettings
+from hypothesis import given
+from hypothesis import strategies as st
 from support.waiting import wait_for
 
 logger = logging.getLogger("cdi_courier.test")
@@ -29,18 +33,18 @@ class Target:
         self.flowing = threading.Event()
         self.flowing.set()
 
-    def write(self, lines: list[tuple[int, str]]) -> None:
+    def write(self, lines: list[logs.Line]) -> None:
         self.reached.set()
         self.flowing.wait(20)
         self.threads.add(threading.current_thread().name)
-        self.lines += [text for _, text in lines]
+        self.lines += [line.message for line in lines]
 
 
 @pytest.fixture
 def target(monkeypatch: pytest.MonkeyPatch) -> Target:
     """What the log is written to, instead of stderr; only messages."""
     target = Target()
-    monkeypatch.setattr(logs, "_target", lambda _: (target.write, logging.Formatter("%(message)s")))
+    monkeypatch.setattr(logs, "_target", lambda _: target.write)
     return target
 
 
@@ -99,14 +103,17 @@ def test_the_level_is_the_setting_s_and_is_given_back(target: Target) -> None:
     assert logging.getLogger().level == before
 
 
-def run_logging(tmp_path: Path, redirect: str, syslog: str = "/nowhere") -> subprocess.CompletedProcess[str]:
+def run_logging(
+    tmp_path: Path, redirect: str, syslog: str = "/nowhere", log_format: str = "auto"
+) -> subprocess.CompletedProcess[str]:
     """A program that logs one hostile line with its stderr redirected by the shell."""
     script = (
         "import logging\n"
         "from cdi_courier import logs\n"
         "from cdi_courier.settings import ServiceSettings\n"
         f"logs._SYSLOG = {syslog!r}\n"
-        f"with logs.writing(ServiceSettings(state_dir={str(tmp_path / 'state')!r})):\n"
+        f"service = ServiceSettings(state_dir={str(tmp_path / 'state')!r}, log_format={log_format!r})\n"
+        "with logs.writing(service):\n"
         "    logging.getLogger('x').warning('hostile %s', chr(27))\n"
     )
     argv = ["sh", "-c", f'exec "$@" {redirect}', "sh", sys.executable, "-c", script]
@@ -169,3 +176,206 @@ def test_a_full_pipe_does_not_stop_the_program(tmp_path: Path) -> None:
         os.close(reader)
 
     assert (done, ended) == ("done\n", True)
+
+
+# What a line looks like
+
+
+DECISION = {
+    "namespace": "default",
+    "pod": "p",
+    "container": "c",
+    "devices": "vendor.com/gpu=a",
+    "verdict": "refused",
+    "code": "POL001",
+    "rule": "",
+    "runtime": "containerd v2.1.9",
+    "duration": 0.00012345678,
+}
+
+
+def line(message: str, level: int = logging.WARNING, **decision: Any) -> logs.Line:
+    return logs.Line(level, 1000000000.25, "cdi_courier.x", message, decision or None)
+
+
+def test_a_decision_in_json_has_its_parts_as_fields() -> None:
+    """One object a line: time in UTC, level, logger, message, and what is known of the decision."""
+    found = json.loads(logs._json(line("refused default/p/c", **DECISION)))
+
+    assert found == {
+        "time": "2001-09-09T01:46:40.250000Z",
+        "level": "warning",
+        "logger": "cdi_courier.x",
+        "message": "refused default/p/c",
+        **{name: value for name, value in DECISION.items() if value != ""},
+        "duration": 0.000123,
+    }
+
+
+def parsed(entry: bytes) -> dict[str, str]:
+    """The fields of an entry of the journal's native protocol."""
+    fields = {}
+    while entry:
+        name, _, entry = entry.partition(b"\n")
+        if b"=" in name:
+            name, _, value = name.partition(b"=")
+        else:
+            length = int.from_bytes(entry[:8], "little")
+            value, entry = entry[8 : 8 + length], entry[8 + length :]
+            assert entry[:1] == b"\n"
+            entry = entry[1:]
+        fields[name.decode()] = value.decode()
+    return fields
+
+
+def test_a_decision_in_the_journal_has_its_parts_as_fields() -> None:
+    """Priority and identifier are those that journalctl filters by; each part known has its own field."""
+    found = parsed(logs._entry(line("refused default/p/c", **DECISION)))
+
+    assert (found["PRIORITY"], found["SYSLOG_IDENTIFIER"]) == ("4", "cdi-courier")
+    assert found["MESSAGE"] == "refused default/p/c"
+    assert (found["CDI_COURIER_POD"], found["CDI_COURIER_CODE"]) == ("p", "POL001")
+    assert "CDI_COURIER_RULE" not in found
+
+
+@given(st.text(), st.text())
+def test_no_name_can_add_a_field_to_the_journal_or_a_line_to_json(message: str, pod: str) -> None:
+    """Whatever a pod is called, there are the same fields as for any other, each with its own value."""
+    hostile = {**DECISION, "pod": pod or "x"}
+
+    journal = parsed(logs._entry(line(message, **hostile)))
+    text = logs._json(line(message, **hostile))
+
+    assert journal.keys() == parsed(logs._entry(line("m", **DECISION))).keys()
+    assert "\n" not in text
+    assert json.loads(text)["verdict"] == journal["CDI_COURIER_VERDICT"] == "refused"
+
+
+@pytest.mark.parametrize(
+    ("log_format", "start"), [("json", "{"), ("text", "2"), ("auto", "2")], ids=["json", "text", "auto"]
+)
+def test_the_format_is_the_setting_s(tmp_path: Path, log_format: str, start: str) -> None:
+    """JSON where the setting says so; text where it says so, and for auto without a journal."""
+    done = run_logging(tmp_path, "", log_format=log_format)
+
+    assert done.stderr.startswith(start)
+    assert done.stderr.count("\n") == 1
+    assert "hostile" in done.stderr
+
+
+def test_under_systemd_lines_go_to_the_journal_s_own_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where stderr is the stream that JOURNAL_STREAM names, and auto is set, entries have fields."""
+    found = os.fstat(2)
+    monkeypatch.setenv("JOURNAL_STREAM", f"{found.st_dev}:{found.st_ino}")
+    monkeypatch.setattr(logs, "JOURNAL", str(tmp_path / "journal"))
+
+    with socket(AF_UNIX, SOCK_DGRAM) as journal:
+        journal.bind(str(tmp_path / "journal"))
+        journal.settimeout(10)
+        with logs.writing(ServiceSettings()):
+            logger.warning("refused %s", "x", extra={"decision": DECISION})
+        entry = parsed(journal.recv(65536))
+
+    assert (entry["MESSAGE"], entry["CDI_COURIER_VERDICT"]) == ("refused x", "refused")
+
+
+@pytest.mark.parametrize("stream", ["", "1:2", "x"], ids=["none", "another", "garbage"])
+def test_a_stderr_that_is_not_the_journal_s_is_written_to(
+    monkeypatch: pytest.MonkeyPatch, stream: str
+) -> None:
+    """A daemon started by hand from a service's shell inherits the variable, but not the stream."""
+    monkeypatch.setenv("JOURNAL_STREAM", stream)
+
+    assert logs._target(ServiceSettings()) is not logs._to_journal
+
+
+def test_where_the_journal_is_away_its_stream_gets_the_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """No line is lost because journald restarts: stderr is kept by systemd meanwhile."""
+    monkeypatch.setattr(logs, "JOURNAL", str(tmp_path / "none"))
+
+    logs._to_journal([line("one"), line("two")])
+
+    assert capfd.readouterr().err == "WARNING cdi_courier.x: one\nWARNING cdi_courier.x: two\n"
+
+
+# What is said again and again
+
+
+def said(repeats: logs.Repeats, now: float, *lines: logs.Line, end: bool = False) -> list[str]:
+    return [found.message for found in repeats.passed(lines, now, end=end)]
+
+
+def test_the_same_refusal_again_and_again_is_told_as_a_number() -> None:
+    """The first is written at once, the others are counted, and after 30 s there is one line for them."""
+    repeats = logs.Repeats()
+    refusal = line("refused a", **DECISION)
+
+    assert said(repeats, 0.0, refusal, refusal) == ["refused a"]
+    assert said(repeats, 5.0, *[refusal] * 40) == []
+    assert repeats.due(5.0) == 25.0
+    assert said(repeats, 30.0) == ["refused a … 41 more in 30 s"]
+    assert repeats.due(30.0) is None
+    assert said(repeats, 31.0, refusal) == ["refused a"]
+
+
+def test_what_waits_to_be_told_is_told_at_the_end() -> None:
+    """The end of the program does not swallow a number."""
+    repeats = logs.Repeats()
+    refusal = line("refused a", **DECISION)
+
+    assert said(repeats, 0.0, refusal, refusal, end=True) == ["refused a", "refused a … 1 more in 30 s"]
+
+
+@pytest.mark.parametrize(
+    ("level", "decision", "lines"),
+    [
+        (logging.INFO, {**DECISION, "verdict": "injected"}, 3),
+        (logging.WARNING, {**DECISION, "verdict": "missed"}, 3),
+        (logging.WARNING, {**DECISION, "verdict": "skipped"}, 1),
+        (logging.WARNING, {}, 3),
+        (logging.ERROR, {}, 1),
+    ],
+    ids=["injected", "missed", "skipped", "a warning", "an error"],
+)
+def test_only_refusals_and_errors_are_held_back(level: int, decision: dict[str, Any], lines: int) -> None:
+    """Who gets devices, who was missed, and how a connection fares is said each time."""
+    same = line("the same", level, **decision)
+
+    assert len(said(logs.Repeats(), 0.0, same, same, same)) == lines
+
+
+@given(st.lists(st.integers(0, 5), max_size=60), st.integers(1, 4))
+def test_no_refusal_is_lost(numbers: list[int], remembered: int) -> None:
+    """However they mix, and however few are remembered, what is written and what is counted adds up."""
+    repeats = logs.Repeats()
+    before, logs.REMEMBERED = logs.REMEMBERED, remembered  # type: ignore[misc]
+    try:
+        found: list[str] = []
+        for second, number in enumerate(numbers):
+            found += said(repeats, float(second), line(f"refused pod{number}", **DECISION))
+        found += said(repeats, 100.0, end=True)
+    finally:
+        logs.REMEMBERED = before  # type: ignore[misc]
+
+    for number in set(numbers):
+        mine = [text for text in found if text.startswith(f"refused pod{number}")]
+        counted = sum(int(text.split(" ")[3]) if "more in" in text else 1 for text in mine)
+        assert counted == numbers.count(number)
+
+
+def test_a_repeat_is_told_even_if_nobody_logs_any_more(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that writes wakes up for it by itself."""
+    monkeypatch.setattr(logs, "REPEATED", 0.2)
+
+    with logs.writing(ServiceSettings()):
+        for _ in range(3):
+            logger.error("the same")
+        wait_for(lambda: len(target.lines) == 2, 10, "the number of repeats")
+
+    assert target.lines == ["the same", "the same … 2 more in 0 s"]

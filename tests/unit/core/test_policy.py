@@ -128,10 +128,22 @@ def test_every_name_must_pass() -> None:
 
 
 def test_no_device_needs_no_rule() -> None:
-    """Who asks for nothing is not refused."""
+    """Who asks for nothing is not refused, and no rule is named."""
     answer = require(Policy(), request(), [])
 
-    assert answer is None
+    assert answer == ""
+
+
+def test_the_rules_that_allow_are_named_once_each() -> None:
+    """What allowed a request can be told: each rule that decided, in the order of the devices."""
+    rules = [
+        Rule("allow", devices=["v/c=a", "v/c=b"], source="rule 1 of x"),
+        Rule("allow", devices=["v/c=d"], source="rule 2 of x"),
+    ]
+
+    answer = require(Policy(rules), request(), ["v/c=d", "v/c=a", "v/c=b"])
+
+    assert answer == "rule 2 of x; rule 1 of x"
 
 
 def test_rules_do_not_apply_to_local_containers() -> None:

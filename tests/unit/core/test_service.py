@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import queue
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from socket import AF_UNIX, SOCK_DGRAM, socket
 from typing import Any
 
 import pytest
-from cdi_courier import service
+from cdi_courier import dialects, service
+from cdi_courier.errors import SettingsError
 from cdi_courier.hookspecs import Offer
 from cdi_courier.host.model import Fact, Host, Runtime
+from cdi_courier.injector import Injector
 from cdi_courier.plugins import Plugins
-from cdi_courier.settings import Settings
+from cdi_courier.settings import Settings, load
 from cdi_courier.watch import Watch
 
 SOCKET = "/run/nri/nri.sock"
@@ -77,3 +83,224 @@ def test_decisions_are_in_the_order_of_time() -> None:
     found = reported(Server(state="active"))
 
     assert [decision["container"] for decision in found["decisions"]] == ["a", "b"]
+
+
+# Reading the settings again
+
+
+class Reloading(Server):
+    """Takes note of what it is given, or fails to take it."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        super().__init__(state="active")
+        self.given: list[tuple[Settings, Injector]] = []
+        self.failure = failure
+
+    def reload(self, settings: Settings, injector: Injector) -> None:
+        if self.failure:
+            raise self.failure
+        self.given.append((settings, injector))
+
+
+PLUGINS = Plugins({"nri": Backend()}, {d.name: d for d in dialects.cdi_courier_dialects()})  # type: ignore[dict-item]
+
+
+class Daemon:
+    """The state of a daemon whose settings are in one file."""
+
+    def __init__(self, tmp_path: Path, *servers: Server) -> None:
+        self.file = tmp_path / "config.toml"
+        self.file.write_text("")
+        settings = load([self.file])
+        self.state = service.State(settings, service.make_injector(settings, PLUGINS))
+        self.watch = Watch(settings, PLUGINS, lambda: Host(()))
+        self.servers: Any = {f"server{number}": server for number, server in enumerate(servers)}
+
+    def reload(self, text: str) -> None:
+        self.file.write_text(text)
+        service.reload_settings(self.state, lambda: load([self.file]), PLUGINS, self.servers, self.watch)
+
+    def report(self) -> dict[str, Any]:
+        found = service.report(self.servers, self.watch, self.state)
+        return json.loads(json.dumps(found))  # type: ignore[no-any-return]
+
+
+@pytest.fixture(autouse=True)
+def _info(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "cdi_courier")
+
+
+def test_every_server_gets_the_new_settings_and_one_injector(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is in the files counts for all servers alike; one line says from which files and what changed."""
+    one, two = Reloading(), Reloading()
+    daemon = Daemon(tmp_path, one, two)
+
+    daemon.reload('[delivery]\non_denied = "skip"\n')
+
+    assert one.given == two.given == [(daemon.state.settings, daemon.state.injector)]
+    assert daemon.state.settings.delivery.on_denied == "skip"
+    (text,) = [r.getMessage() for r in caplog.records]
+    assert text == f"settings read again from {daemon.file}; changed: delivery.on_denied"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("x", "SET002"),
+        ("[policy]\nx = 1", "SET003"),
+        ('[policy]\ndefault = "x"', "SET004"),
+        ('[annotations]\ndialects = ["x"]', "SET005"),
+    ],
+    ids=["not TOML", "no such key", "no such value", "no such dialect"],
+)
+def test_a_file_that_cannot_be_used_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str, why: str
+) -> None:
+    """Nobody is given anything, one line says what is wrong, and status shows it until it is mended."""
+    server = Reloading()
+    daemon = Daemon(tmp_path, server)
+    before = daemon.state.settings, daemon.state.injector
+
+    daemon.reload(text)
+    (record,) = caplog.records
+    after = daemon.state.settings, daemon.state.injector
+    shown = daemon.report()["settings"]["problem"]
+    daemon.reload("")
+
+    assert record.getMessage().startswith(f"SET030: the settings stay as they were: {why}: ")
+    assert (str(daemon.file) in record.getMessage()) is (why != "SET005")
+    assert "\n" not in record.getMessage()
+    assert record.exc_info is None
+    assert shown == record.getMessage()
+    assert after == before
+    assert len(server.given) == 1
+    assert daemon.report()["settings"]["problem"] == ""
+
+
+def test_a_file_that_has_gone_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A file that was named and cannot be read is an error like any other."""
+    daemon = Daemon(tmp_path, Reloading())
+
+    def gone() -> Settings:
+        raise SettingsError("SET001", "cannot read it")
+
+    service.reload_settings(daemon.state, gone, PLUGINS, daemon.servers, daemon.watch)
+
+    assert "SET030: the settings stay as they were: SET001" in caplog.text
+
+
+def test_keys_that_need_a_restart_are_named_until_it_has_happened(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The value of before counts, the log and status name the key, and both forget it when it is put back."""
+    daemon = Daemon(tmp_path, Reloading())
+
+    daemon.reload('[nri]\nplugin_index = "11"\n[metrics]\nlisten = "unix:/x"\n')
+    told = daemon.report()["settings"]["restart"]
+    daemon.reload("")
+
+    assert told == ["nri.plugin_index", "metrics.listen"]
+    assert "SET031: nri.plugin_index, metrics.listen: changed" in caplog.text
+    assert daemon.state.settings.nri.plugin_index == "10"
+    assert daemon.report()["settings"]["restart"] == []
+
+
+def test_a_server_that_cannot_reload_is_named_and_hurts_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A backend made before there was reloading, and one that fails at it, go on; the others have the new."""
+    good = Reloading()
+    daemon = Daemon(tmp_path, Server(state="active"), Reloading(RuntimeError("no")), good)
+
+    daemon.reload('[policy]\ndefault = "allow"\n')
+
+    assert "backend server0 goes on with the settings of its start" in caplog.text
+    assert "backend server1 goes on with its settings of before" in caplog.text
+    assert len(good.given) == 1
+
+
+def test_what_was_read_of_spec_files_is_kept_as_long_as_it_may_be(tmp_path: Path) -> None:
+    """A reload that does not touch [cdi] reads no spec file again; one that does begins anew."""
+    daemon = Daemon(tmp_path, Reloading())
+    first = daemon.state.injector.registry
+
+    daemon.reload('[policy]\ndefault = "allow"\n')
+    second = daemon.state.injector.registry
+    daemon.reload(f'[cdi]\ndirs = ["{tmp_path}"]\n')
+
+    assert second is first
+    assert daemon.state.injector.registry is not first
+    assert daemon.state.injector.registry.dirs == (str(tmp_path),)
+
+
+# The service manager
+
+
+@pytest.fixture
+def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[str]]]:
+    """A service manager with a watchdog; called, it gives what it was told so far."""
+    with socket(AF_UNIX, SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path / "notify"))
+        listener.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        monkeypatch.setenv("WATCHDOG_USEC", "30000000")
+
+        def told() -> list[str]:
+            lines = []
+            try:
+                while True:
+                    lines += listener.recv(4096).decode().split("\n")
+            except BlockingIOError:
+                return lines
+
+        yield told
+
+
+class Living(Server):
+    """Is as alive as it is told to be."""
+
+    def __init__(self, *, alive: bool) -> None:
+        super().__init__(state="active")
+        self._alive = alive
+
+    def alive(self) -> bool:
+        return self._alive
+
+
+def attended(*servers: Server, wishes: tuple[str, ...]) -> int:
+    """How often the settings were read again, for these wishes in this order."""
+    reloads: list[int] = []
+    wanted: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for wish in wishes:
+        wanted.put(wish)
+    service._attend({str(n): s for n, s in enumerate(servers)}, wanted, lambda: reloads.append(1))  # type: ignore[misc]
+    return len(reloads)
+
+
+@pytest.mark.parametrize(
+    ("servers", "fed"),
+    [
+        ([Living(alive=True)], True),
+        ([Living(alive=True), Living(alive=False)], False),
+        ([Server(state="active")], True),
+    ],
+    ids=["alive", "one is stuck", "does not know"],
+)
+def test_the_watchdog_is_fed_as_long_as_every_server_is_alive(
+    manager: Callable[[], list[str]], servers: list[Server], fed: bool
+) -> None:
+    """One that is stuck lets it starve; one that cannot tell is taken to be alive."""
+    attended(*servers, wishes=("reload", "stop"))
+
+    assert ("WATCHDOG=1" in manager()) is fed
+
+
+def test_a_reload_is_told_from_its_beginning_to_its_end(manager: Callable[[], list[str]]) -> None:
+    """`systemctl` shows reloading and then active again, each time."""
+    reloads = attended(Living(alive=True), wishes=("reload", "reload", "ended"))
+
+    names = [line.partition("=")[0] for line in manager()]
+    assert reloads == 2
+    assert names == [*["RELOADING", "MONOTONIC_USEC", "READY", "STATUS", "STATUS", "WATCHDOG"] * 2]

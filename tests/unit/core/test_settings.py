@@ -308,6 +308,19 @@ def test_a_whole_number_is_a_number(tmp_path: Path) -> None:
     assert type(found) is float
 
 
+@pytest.mark.parametrize(
+    "listen",
+    ["0.0.0.0:9465", "[::]:9465", "192.0.2.1:9465", "example.com:9465", "127.0.0.1:0", "127.0.0.1:70000"],
+)
+def test_an_address_that_others_reach_is_refused(tmp_path: Path, listen: str) -> None:
+    """Whoever connects is answered in the clear, so only this host may; and a port is one of 65,535."""
+    with pytest.raises(SettingsError) as caught:
+        read(tmp_path, f'[metrics]\nlisten = "{listen}"')
+
+    assert caught.value.code == "SET004"
+    assert "a loopback address" in caught.value.message
+
+
 @pytest.mark.parametrize("listen", ["", "127.0.0.1:9000", "[::1]:9000", "localhost:1", "unix:/run/x.sock"])
 def test_an_address_is_accepted_in_its_three_forms(tmp_path: Path, listen: str) -> None:
     """Off, HOST:PORT and a unix socket are allowed."""

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-CODE = re.compile(r'"((?:SET|ANN|POL|CDI|NRI|DLV|HST|PLG|CHG|EXP|GEN|HOK|CRI)[0-9]{3})\b')
+CODE = re.compile(r'"((?:SET|ANN|POL|CDI|NRI|DLV|HST|PLG|CHG|EXP|GEN|HOK|CRI|STA)[0-9]{3})\b')
 
 
 def test_the_catalogue_lists_exactly_the_codes_that_the_code_uses():

@@ -13,16 +13,16 @@ import pytest
 from cdi_courier.cdi.registry import Registry
 from cdi_courier.choice import Choice
 from cdi_courier.dialects import cdi_courier_dialects
-from cdi_courier.errors import AnnotationError, CdiError, DeliveryError, PolicyDenied
+from cdi_courier.errors import AnnotationError, CdiError, DeliveryError, PolicyDenied, ProtocolError
 from cdi_courier.hookspecs import ServeContext
 from cdi_courier.host.model import Fact, Runtime
 from cdi_courier.injector import Injection, Injector
 from cdi_courier.request import ContainerRequest
 from cdi_courier.settings import RuntimeSettings, Settings, load
-from cdi_courier_nri import adjustment, messages, runtimes
+from cdi_courier_nri import adjustment, backend, messages, runtimes
 from cdi_courier_nri.backend import Handler, NriBackend
 from cdi_courier_nri.session import Configured, CreateContainer
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.nri_runtime import wait_until
 
@@ -174,10 +174,12 @@ def handler_of(made: ServeContext, path: str = "/run/nri.sock") -> Handler:
 
 def answered(handler: Handler, asked: CreateContainer) -> bytes:
     """The answer, as the connection gets it: perhaps later, perhaps by a function."""
-    found = handler.create_container(asked, 1.0)
-    found = found.result(10) if isinstance(found, Future) else found
-    data: bytes = found() if callable(found) else found
-    handler.answered()
+    try:
+        found = handler.create_container(asked, 1.0)
+        found = found.result(10) if isinstance(found, Future) else found
+        data: bytes = found() if callable(found) else found
+    finally:
+        handler.answered()
     return data
 
 
@@ -728,13 +730,28 @@ def test_the_status_says_what_became_of_whom(config: Settings) -> None:
     status, decisions = json.loads(json.dumps([handler.status(), handler.decisions()]))
 
     assert (status["state"], status["since"], status["kind"]) == ("active", 12.5, "containerd")
-    assert status["counts"] == {"requests": 3, "injected": 1, "skipped": 0, "refused": 1, "missed": 1}
+    assert status["counts"] == {
+        "requests": 3,
+        "injected": 1,
+        "skipped": 0,
+        "refused": 1,
+        "unresolved": 0,
+        "undeliverable": 0,
+        "missed": 1,
+    }
+    assert (status["refusals"], status["skips"]) == ({"POL001": 1}, {})
+    assert status["kinds"] == {"vendor.com/gpu": 1}
     assert status["missed"][0]["devices"] == ["vendor.com/gpu=a"]
     assert [(d["verdict"], d["container"]) for d in decisions] == [
         ("injected", "gpu-operator/pod/c"),
         ("refused", "default/pod/c"),
     ]
     assert decisions[1]["cause"].startswith("POL001: ")
+    assert [decision["code"] for decision in decisions] == ["", "POL001"]
+    assert decisions[0]["rule"] == "the built-in rule"
+    assert "[policy] default" in decisions[1]["rule"]
+    assert all(0 <= decision["duration"] < 10 for decision in decisions)
+    assert {decision["runtime"] for decision in decisions} == {"v2 v2.0.1"}
 
 
 def test_decisions_are_the_latest_only(config: Settings) -> None:
@@ -763,3 +780,92 @@ def test_what_would_be_lost_is_known_without_a_container(config: Settings) -> No
     }
 
     assert by == {"auto": (), "names": (), "edits": [("additional group 44", "NRI cannot add groups")]}
+
+
+# New settings under way
+
+
+def test_a_request_that_waits_ends_with_the_settings_it_began_with(config: Settings) -> None:
+    """What is answered by after a reload counts for the next request; the one under way keeps its terms."""
+    handler = handler_of(context(config))
+    waiting = handler.create_container(event("vendor.com/gpu=a"), 1.0)
+    assert isinstance(waiting, Future)
+
+    other = context(changed(changed(config, "nri", delivery="edits"), "cdi", dirs=("/nowhere",)))
+    handler.reload(other.settings, other.injector)
+    data = waiting.result(10)()
+
+    assert claimed(data) == ["vendor.com/gpu=a"]
+    with pytest.raises(CdiError):
+        answered(handler, event("vendor.com/gpu=a"))
+
+
+def test_a_reload_and_a_new_description_do_not_undo_each_other(config: Settings) -> None:
+    """What the host is found to be is judged by the settings in force, not by those of the start."""
+    host = Described()
+    made = attrs.evolve(context(changed(config, "nri", delivery="auto")), chosen=host)
+    handler = handler_of(made)
+    handler.configured(configured(version="v2.1.9"))
+
+    forced = context(changed(config, "nri", delivery="edits"))
+    handler.reload(forced.settings, forced.injector)
+    host.found = described(cdi_spec_dirs=list(config.cdi.dirs))
+    handler.reconsider()
+
+    assert claimed(answered(handler, event("vendor.com/gpu=a"))) == []
+    assert handler.status()["why"] == '[nri] delivery = "edits"'
+
+
+def test_a_refusal_that_is_the_connection_s_is_counted_instead_of_the_answer(
+    config: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An answer that NRI does not carry is no injection: counts, decisions and log say refused."""
+    caplog.set_level("INFO", "cdi_courier.nri")
+    handler = handler_of(context(config))
+    asked = event("vendor.com/gpu=a")
+    made = handler.create_container(asked, 1.0)
+    made.result(10)()
+
+    handler.failed(asked, ProtocolError("NRI014", "too large"))
+    handler.answered()
+
+    counts = handler.status()["counts"]
+    assert (counts["injected"], counts["refused"]) == (0, 1)
+    assert handler.refusals == {"NRI014": 1}
+    assert "injected" not in caplog.text
+
+
+def test_the_kinds_that_are_counted_are_bounded(config: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many vendors a host's files name, there are so many series and one for the rest."""
+    monkeypatch.setattr(backend, "_MAX_KINDS", 1)
+    handler = handler_of(context(config))
+    edits = {"containerEdits": {"env": ["A=b"]}}
+    spec = {"cdiVersion": "0.6.0", "kind": "other.com/x", "devices": [{"name": "a", **edits}]}
+    (Path(config.cdi.dirs[0]) / "w.json").write_text(json.dumps(spec))
+
+    for value in ("vendor.com/gpu=a", "other.com/x=a", "other.com/x=a", "vendor.com/gpu=b"):
+        answered(handler, event(value))
+
+    assert handler.kinds == {"vendor.com/gpu": 2, "other": 2}
+
+
+HOSTILE = st.text(max_size=253)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(HOSTILE, HOSTILE)
+def test_whatever_a_pod_is_called_its_decision_is_one_line_and_json(
+    config: Settings, caplog: pytest.LogCaptureFixture, pod: str, container: str
+) -> None:
+    """Unicode, control characters and globs in names neither forge a line nor break the status."""
+    caplog.clear()
+    handler = handler_of(context(config))
+    asked = event("vendor.com/gpu=a", "default")
+    asked.pod.name, asked.container.name = pod, container
+
+    with pytest.raises(PolicyDenied):
+        answered(handler, asked)
+
+    (record,) = [r for r in caplog.records if "refused" in r.getMessage()]
+    assert record.getMessage().isprintable()
+    assert json.loads(json.dumps(handler.decisions()))[0]["container"].isprintable()

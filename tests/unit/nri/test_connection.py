@@ -398,3 +398,71 @@ def test_an_observer_that_fails_is_logged(path: str, caplog: pytest.LogCaptureFi
     connection.run()
 
     assert "RuntimeError: stopped" in caplog.text
+
+
+# Whether it is stuck
+
+
+def test_a_connection_that_waits_for_work_is_not_busy(path: str) -> None:
+    """Without a runtime, and with one that asks nothing, the thread is at no work, however long that is."""
+    with Plugin(path) as plugin:
+        wait_until(lambda: plugin.states, "the first attempt")
+        wait_until(lambda: plugin.connection.busy() == 0, "rest without a runtime")
+        with NriRuntime(path) as runtime:
+            runtime.plugin()
+            wait_until(lambda: plugin.connection.busy() == 0, "rest with a runtime")
+            runtime.create_container(pod(), container())
+            wait_until(lambda: plugin.connection.busy() == 0, "rest after a request")
+
+
+def test_a_connection_that_hangs_in_its_work_is_busy_since_then(path: str) -> None:
+    """A handler that never returns is noticed from outside, and forgotten once it does."""
+    release = threading.Event()
+
+    def hangs(request: CreateContainer) -> Any:
+        release.wait(20)
+        return b""
+
+    with NriRuntime(path) as runtime, Plugin(path) as plugin:
+        peer = runtime.plugin()
+        plugin.handler.answer = hangs
+        stream = peer.start("CreateContainer", create("x"))
+        wait_until(lambda: plugin.connection.busy() > 0.1, "the connection to be busy")
+        release.set()
+        assert peer.finish(stream).code == 0
+        wait_until(lambda: plugin.connection.busy() == 0, "rest after it")
+
+
+def test_a_request_that_another_thread_decides_is_no_work(path: str) -> None:
+    """While spec files are read the loop turns; only its own work counts, and time shows in the histogram."""
+    later: Future[Any] = Future()
+    with NriRuntime(path) as runtime, Plugin(path) as plugin:
+        peer = runtime.plugin()
+        plugin.handler.answer = lambda request: later
+        stream = peer.start("CreateContainer", create("x"))
+        wait_until(lambda: plugin.handler.deadlines != [], "the question")
+        wait_until(lambda: plugin.connection.busy() == 0, "rest")
+        assert sum(plugin.connection.latency.counts) == 0
+        later.set_result(b"")
+        assert peer.finish(stream).code == 0
+        wait_until(lambda: sum(plugin.connection.latency.counts) == 1, "the answer to be counted")
+
+
+def test_what_the_connection_refuses_itself_is_told_to_the_handler(path: str) -> None:
+    """An internal error, an answer too large and one too late are told with their codes; others are not."""
+    answers: dict[str, Any] = {
+        "bug": lambda: 1 / 0,
+        "large": lambda: bytes(5_000_000),
+        "late": Future,
+        "refused": lambda: (_ for _ in ()).throw(PolicyDenied("POL001", "no")),
+        "fine": bytes,
+    }
+    with NriRuntime(path) as runtime, Plugin(path, deadline_share=0.05) as plugin:
+        peer = runtime.plugin()
+        plugin.handler.answer = lambda request: answers[request.container.name]()
+        codes = [peer.create_container(pod(), container(name)).code for name in answers]
+        wait_until(lambda: sum(plugin.connection.latency.counts) == 5, "all to be counted")
+
+    assert plugin.handler.failures == ["NRI013", "NRI014", "NRI015"]
+    assert [code == 0 for code in codes] == [False, False, False, False, True]
+    assert plugin.connection.refused == 4

@@ -686,6 +686,7 @@ class Handler:
     def configured(self, info): pass
     def synchronized(self, pods, containers): pass
     def answered(self): pass
+    def failed(self, request, error): pass
     def create_container(self, request, deadline): return b""
 
 socket.socket = Counted
@@ -778,8 +779,7 @@ def test_only_a_status_tells_the_wall_clocks_time() -> None:
 
     assert set(users) == {
         "backend.__init__",
-        "backend.answered",
-        "backend._decide_on",
+        "backend._tell",
         "connection.report",
     }
 
@@ -794,6 +794,7 @@ class Handler:
     def configured(self, info): self.config = info.config
     def synchronized(self, pods, containers): pass
     def answered(self): pass
+    def failed(self, request, error): pass
     def create_container(self, request, deadline): raise OSError(2, self.config)
 
 plugin = NriConnection("fd 3", os.environ["NRI_PLUGIN_NAME"], "10", Handler(), synchronize_grace=math.inf)

@@ -133,6 +133,16 @@ def test_the_offer_says_what_is_there(tmp_path: Path) -> None:
     assert (after.needs, after.fidelity) == ("nothing", "partial")
 
 
+@pytest.mark.parametrize(
+    ("type_", "path"), [("vm", "/usr/bin/containerd-shim-kata-v2"), ("oci", "/usr/local/bin/runsc")]
+)
+def test_no_hook_is_offered_for_what_runs_no_container_of_this_kernel(type_: str, path: str) -> None:
+    """Virtual machines and gVisor run hooks where nothing can be injected."""
+    runtime = crio([VENDOR], default_handler="x", handlers={"x": {"type": type_, "path": path}})
+
+    assert cdi_courier_backend().offer(runtime, Settings()).needs == "impossible"
+
+
 def test_what_is_lost_is_known_before() -> None:
     """The environment is; a device node is not."""
     edits = ContainerEdits(env=("A=1",), device_nodes=(DeviceNode(path="/dev/null"),))

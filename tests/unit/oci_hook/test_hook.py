@@ -12,9 +12,10 @@ from typing import Any
 import cdi_courier
 import cdi_courier_oci_hook
 import pytest
-from cdi_courier import compiling, editing
+from cdi_courier import compiling, editing, table
 from cdi_courier.errors import CourierError, DeliveryError, PolicyDenied
 from cdi_courier_oci_hook import hook
+from cdi_courier_oci_hook.live import syscalls
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -414,3 +415,36 @@ def test_the_hook_imports_little() -> None:
         *(f"cdi_courier_oci_hook.{name}" for name in own),
         *(name for name in more if name.startswith("cdi_courier_oci_hook.live.")),
     }
+
+
+@pytest.mark.parametrize("machine", ["riscv64", "armv7l", "i686", ""])
+def test_another_architecture_is_refused_in_words(machine: str) -> None:
+    """The numbers of its system calls are not known, and a wrong one could do anything."""
+    with pytest.raises(DeliveryError, match=r"HOK205.*x86_64 and aarch64"):
+        syscalls.must_be_supported(machine)
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_architectures_that_are_known_are_not(machine: str) -> None:
+    """Nothing is raised for them."""
+    assert syscalls.must_be_supported(machine) is None  # type: ignore[func-returns-value]
+
+
+@pytest.mark.parametrize(
+    ("more", "undeliverable", "device_cgroup"),
+    [
+        ("", "fail", "enforce"),
+        ("delivery.undeliverable = 'warn'\noci_hook.device_cgroup = 'best-effort'\n", "warn", "best-effort"),
+    ],
+    ids=["default", "set"],
+)
+def test_the_table_knows_what_the_settings_say(
+    files: Any, more: str, undeliverable: str, device_cgroup: str
+) -> None:
+    """The hook has no other way to learn them."""
+    files.configure(more)
+    compiling.write(compiling.compile_settled(str(files.settings)), str(files.table))
+    known = table.read(str(files.table), str(files.settings))
+
+    assert known is not None
+    assert (known.undeliverable, known.device_cgroup) == (undeliverable, device_cgroup)

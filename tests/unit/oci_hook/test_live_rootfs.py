@@ -196,6 +196,14 @@ def test_a_path_that_is_none_is_refused(tmp_path: Path, path: str) -> None:
         rootfs.make(path, directory=True)
 
 
+@pytest.mark.parametrize("path", ["/..", "/a/..", "/a/../.."], ids=repr)
+def test_a_node_is_never_put_above_its_folder(tmp_path: Path, path: str) -> None:
+    """The folder may be the root: the name that is then used by itself would lead out of it."""
+    (tmp_path / "a").symlink_to("/")
+    with opened(tmp_path) as rootfs, pytest.raises(DeliveryError, match="HOK210"):
+        rootfs.parent(path)
+
+
 @pytest.mark.parametrize("path", ["/a/../b", "/x/a/../../b"])
 def test_what_goes_up_from_where_nothing_is_makes_nothing(tmp_path: Path, path: str) -> None:
     """It can only be a mistake; no folder is left of it."""

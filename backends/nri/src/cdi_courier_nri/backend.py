@@ -10,13 +10,13 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from attrs import frozen
+from attrs import define, evolve, frozen
 from cdi_courier import locks
-from cdi_courier.errors import CourierError, DeliveryError, quoted
+from cdi_courier.errors import CdiError, CourierError, DeliveryError, quoted
 from cdi_courier.hookspecs import API_VERSION, Backend, Offer, ServeContext, hookimpl
-from cdi_courier.injector import Grant, Injection, Skipped
+from cdi_courier.injector import Grant, Injection, Injector, Skipped
 from cdi_courier.request import ContainerRequest
 
 from . import adjustment, launched, offers, runtimes
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from cdi_courier.cdi.model import ContainerEdits
+    from cdi_courier.cdi.registry import Registry
     from cdi_courier.cdi.snapshot import Snapshot
     from cdi_courier.changes import ChangeSet
     from cdi_courier.choice import Choice
@@ -47,6 +48,11 @@ _MAX_PREPARED = 256
 _MAX_LISTED = 8
 _MAX_MISSED = 100
 _MAX_DECISIONS = 100
+_MAX_KINDS = 100
+_OTHER_KINDS = "other"
+_STUCK = (
+    10.0  # seconds; the longest that one piece of work may take, a list of all a node's containers, takes 1 s
+)
 _STOPPED = 4  # ContainerState CONTAINER_STOPPED
 
 
@@ -134,6 +140,7 @@ class _Server:
             for path, handler in self._handlers.items()
         ]
         self._failure: BaseException | None = None
+        self._stuck = False
 
     def run(self) -> None:
         """Serve every socket until `stop`. The first connection that fails ends all and is raised."""
@@ -162,12 +169,34 @@ class _Server:
         for handler in self._handlers.values():
             handler.reconsider()
 
+    def reload(self, settings: Settings, injector: Injector) -> None:
+        """Let every session answer with these from its next request on."""
+        if injector.registry is not self._registry:
+            # So that the next container need not wait for it.
+            injector.registry.snapshot()
+            self._registry = injector.registry
+        for handler in self._handlers.values():
+            handler.reload(settings, injector)
+        for connection in self._connections:
+            connection.deadline_share = settings.nri.deadline
+            connection.reconnect_max = settings.nri.reconnect_max
+
+    def alive(self) -> bool:
+        """Whether every session waits for work, or has not been at one piece of it for too long."""
+        stuck = {c.path: busy for c in self._connections if (busy := c.busy()) > _STUCK}
+        if stuck and not self._stuck:
+            for path, busy in stuck.items():
+                logger.error("the session on %s has been at one piece of work for %.0f s", path, busy)
+        self._stuck = bool(stuck)
+        return not stuck
+
     def status(self) -> dict[str, dict[str, Any]]:
         """Socket → its session, as JSON."""
         return {
             connection.path: {
                 **self._handlers[connection.path].status(),
                 "sessions": connection.sessions,
+                "latency": connection.latency.report(),
             }
             for connection in self._connections
         }
@@ -202,42 +231,97 @@ class _Mode:
 _UNKNOWN = "the runtime has not introduced itself"
 
 
+@frozen
+class _Terms:
+    """What a request is answered by, from its beginning to its end; replaced as a whole."""
+
+    settings: Settings
+    injector: Injector
+    registry: Registry
+    mode: _Mode
+
+    @property
+    def tolerant(self) -> bool:
+        return self.settings.delivery.undeliverable == "warn"
+
+
+@define
+class _Outcome:
+    """What became of a container that asked. began: a `time.monotonic`. lost: edits are missing."""
+
+    event: CreateContainer
+    request: ContainerRequest
+    verdict: str
+    names: tuple[str, ...]
+    error: CourierError | None
+    rule: str
+    began: float
+    lost: bool = False
+
+
+@define  # frozen costs more, and nobody changes it
+class _Decision:
+    """What is remembered of an outcome: no reference to the request, which is large."""
+
+    time: float
+    verdict: str
+    container: str
+    devices: tuple[str, ...]
+    cause: str
+    code: str
+    rule: str
+    duration: float
+
+
 class Handler:
     """One connection's answers.
 
     path: the socket, by which ``[runtimes]`` may know the runtime. reader: reads changed spec files.
 
-    missed: what the last Synchronize found. counts: containers asked about, and what became of them.
+    missed: what the last Synchronize found. counts: containers asked about, what became of them, and how
+    many could not be resolved or delivered, whatever became of those. refusals, skips: error code →
+    containers. kinds: CDI kind → devices injected.
     """
 
     def __init__(self, context: ServeContext, path: str, reader: ThreadPoolExecutor) -> None:
         settings = context.settings
         self.missed: tuple[Missed, ...] = ()
-        self.counts = dict.fromkeys(("requests", "injected", "skipped", "refused"), 0)
+        self.counts = dict.fromkeys(
+            ("requests", "injected", "skipped", "refused", "unresolved", "undeliverable"), 0
+        )
+        self.refusals: dict[str, int] = {}
+        self.skips: dict[str, int] = {}
+        self.kinds: dict[str, int] = {}
         self._context = context
-        self._injector = context.injector
-        self._registry = context.injector.registry
         self._reader = reader
         self._path = path
-        self._tolerant = settings.delivery.undeliverable == "warn"
         self._info: Configured | None = None
+        self._runtime = ""
         self._state: tuple[str, float, str] = ("waiting", time.time(), "")
-        self._mode = _Mode("names" if settings.nri.delivery == "names" else "edits", _UNKNOWN, (0, 0), "")
+        self._changing = threading.Lock()
+        mode = _before_introduction(settings)
+        self._terms = _Terms(settings, context.injector, context.injector.registry, mode)
         self._prepared: dict[int, tuple[ContainerEdits, PreparedEdits]] = {}
         self._told_unowned = False
-        self._unsaid: list[tuple[ContainerRequest, Injection]] = []
-        self._decisions: deque[tuple[float, str, str, tuple[str, ...], str]] = deque(maxlen=_MAX_DECISIONS)
+        # Outcomes whose answers may not be on their way yet.
+        self._unsaid: list[_Outcome] = []
+        self._decisions: deque[_Decision] = deque(maxlen=_MAX_DECISIONS)
         self._by_names = functools.lru_cache(_MAX_PREPARED)(adjustment.by_names)
 
     def configured(self, info: Configured) -> None:
         """Decide what this runtime is sent."""
         self._info = info
         self._told_unowned = False
-        for request, _ in self._unsaid:
-            logger.warning("not injected %s: the connection ended before the answer was sent", request)
+        self._runtime = f"{quoted(info.runtime_name)[1:-1]} {quoted(info.runtime_version)[1:-1]}"
+        for outcome in self._unsaid:
+            logger.warning(
+                "not %s %s: the connection ended before the answer was sent", outcome.verdict, outcome.request
+            )
         self._unsaid.clear()
-        self._mode = self._decide(info)
-        self._tell_mode()
+        with self._changing:
+            mode = self._decide(info, self._terms.settings)
+            self._terms = evolve(self._terms, mode=mode)
+        _tell_mode(mode)
         found = self._context.chosen(runtimes.kind(info.runtime_name), self._path)
         if found is None or found.active != NAME or not _is_version(info.runtime_version, found):
             # A runtime that has just come or become another one is not what was described.
@@ -250,14 +334,22 @@ class Handler:
 
     def reconsider(self) -> None:
         """Decide anew, because the host's description has changed. Any thread."""
-        info = self._info
-        if info is not None:
-            before, self._mode = self._mode, self._decide(info)
-            if before != self._mode:
-                self._tell_mode()
+        with self._changing:
+            self._change(self._terms.settings, self._terms.injector)
 
-    def _decide(self, info: Configured) -> _Mode:
-        settings = self._context.settings
+    def reload(self, settings: Settings, injector: Injector) -> None:
+        """Answer with these from the next request on (`hookspecs.Reloadable`)."""
+        with self._changing:
+            self._change(settings, injector)
+
+    def _change(self, settings: Settings, injector: Injector) -> None:
+        info, before = self._info, self._terms.mode
+        mode = _before_introduction(settings) if info is None else self._decide(info, settings)
+        self._terms = _Terms(settings, injector, injector.registry, mode)
+        if info is not None and mode != before:
+            _tell_mode(mode)
+
+    def _decide(self, info: Configured, settings: Settings) -> _Mode:
         name, version = info.runtime_name, info.runtime_version
         kind = runtimes.kind(name)
         nri = runtimes.nri_version(name, version, info.nri_version)
@@ -277,12 +369,6 @@ class Handler:
         )
         return _Mode(delivery, why, nri, idle)
 
-    def _tell_mode(self) -> None:
-        if self._mode.idle:
-            logger.warning("this runtime's containers are left alone: %s", self._mode.idle)
-        else:
-            logger.info("delivering by %s: %s", self._mode.delivery, self._mode.why)
-
     def observe(self, state: str, since: float, cause: str) -> None:
         """Take note of the connection's state (`NriConnection`'s observer)."""
         self._state = state, since, cause
@@ -290,7 +376,7 @@ class Handler:
     def status(self) -> dict[str, Any]:
         """The session as JSON. Any thread."""
         state, since, cause = self._state
-        info, mode = self._info, self._mode
+        info, mode = self._info, self._terms.mode
         return {
             "state": "idle" if state == "active" and mode.idle else state,
             "since": since,
@@ -300,6 +386,9 @@ class Handler:
             "delivery": mode.delivery,
             "why": mode.why,
             "counts": {**self.counts, "missed": len(self.missed)},
+            "refusals": dict(self.refusals),
+            "skips": dict(self.skips),
+            "kinds": dict(self.kinds),
             "missed": [
                 {"container": str(missed.request), "devices": list(missed.names), "cure": missed.cure}
                 for missed in self.missed[:_MAX_MISSED]
@@ -309,14 +398,25 @@ class Handler:
     def decisions(self) -> list[dict[str, Any]]:
         """The latest answers to containers that asked, as JSON. Any thread."""
         return [
-            {"time": when, "verdict": verdict, "container": who, "devices": list(names), "cause": cause}
-            for when, verdict, who, names, cause in list(self._decisions)
+            {
+                "time": decision.time,
+                "verdict": decision.verdict,
+                "container": decision.container,
+                "devices": list(decision.devices),
+                "cause": decision.cause,
+                "code": decision.code,
+                "rule": decision.rule,
+                "runtime": self._runtime,
+                "duration": decision.duration,
+            }
+            for decision in list(self._decisions)
         ]
 
     def synchronized(self, pods: list[Any], containers: list[Any]) -> None:
         """Report containers that exist without the devices they ask for; nothing can give them any now."""
         logger.info("synchronized: %d pods, %d containers exist already", len(pods), len(containers))
-        if self._mode.idle:
+        terms = self._terms
+        if terms.mode.idle:
             return
         by_id = {pod.id: pod for pod in pods}
         self.missed = tuple(
@@ -324,7 +424,7 @@ class Handler:
             for container in containers
             if container.state != _STOPPED
             and adjustment.STATUS_ANNOTATION not in container.annotations
-            and (missed := self._audit(by_id.get(container.pod_sandbox_id), container))
+            and (missed := _audit(terms.injector, by_id.get(container.pod_sandbox_id), container))
         )
         for missed in self.missed:
             logger.warning(
@@ -332,66 +432,90 @@ class Handler:
                 missed.request,
                 ",".join(missed.names) or "what it asks for",
                 missed.cure,
+                extra={"decision": self._fields(missed.request, "missed", missed.names)},
             )
 
     def create_container(self, event: CreateContainer, _: float) -> Answer:
-        """The reply for one container; raises `CourierError` for a refusal, after logging it.
+        """The reply for one container; raises `CourierError` for a refusal. `answered` logs either.
 
         Spec files that have changed are read by another thread; then the reply is a Future of the function
         that gives it.
         """
         self.counts["requests"] += 1
+        began = time.monotonic()
+        terms = self._terms
         request = _request(event.pod, event.container)
         try:
-            grant = None if self._mode.idle else self._injector.grant(request)
-            if grant is None:
-                return b""
-            if isinstance(grant, Skipped):
-                return self._skip(request, grant)
+            grant = None if terms.mode.idle else terms.injector.grant(request)
         except CourierError as error:
-            self._refuse(request, error)
-        snapshot = self._registry.current()
+            fields = error.fields
+            names = tuple(filter(None, fields.get("devices", "").split(",")))
+            self._conclude(event, request, "refused", began, names, error=error, rule=fields.get("rule", ""))
+            raise
+        if grant is None:
+            return b""
+        if isinstance(grant, Skipped):
+            return self._skip(event, request, grant, began, grant.error.fields.get("rule", ""))
+        snapshot = terms.registry.current()
         if snapshot is None:
-            return self._reader.submit(self._read, functools.partial(self._answer, event, request, grant))
-        return self._answer(event, request, grant, snapshot)
+            answer = functools.partial(self._answer, terms, event, request, grant, began)
+            return self._reader.submit(_read, terms.registry, answer)
+        return self._answer(terms, event, request, grant, began, snapshot)
 
     def answered(self) -> None:
-        """Log what has been injected since the last call."""
-        for request, injection in self._unsaid:
-            who = str(request)
-            self.counts["injected"] += 1
-            self._decisions.append((time.time(), "injected", who, injection.names, ""))
-            logger.info("injected %s: %s", who, ",".join(injection.names))
+        """Count and log what has been decided since the last call."""
+        now = time.monotonic()
+        for outcome in self._unsaid:
+            self._tell(outcome, now - outcome.began)
         self._unsaid.clear()
 
-    def _read(self, then: Callable[[Snapshot], bytes]) -> Callable[[], bytes]:
-        # The answer is given in the connection's thread, and only if it is still waited for.
-        return functools.partial(then, self._registry.snapshot())
+    def failed(self, event: CreateContainer, error: CourierError) -> None:
+        """Take note of a refusal that is the connection's, whatever was decided."""
+        decided = [outcome for outcome in self._unsaid if outcome.event is event]
+        self._unsaid = [outcome for outcome in self._unsaid if outcome.event is not event]
+        began = decided[0].began if decided else time.monotonic()
+        self._conclude(event, _request(event.pod, event.container), "refused", began, error=error)
 
     def _answer(
-        self, event: CreateContainer, request: ContainerRequest, grant: Grant, snapshot: Snapshot
+        self,
+        terms: _Terms,
+        event: CreateContainer,
+        request: ContainerRequest,
+        grant: Grant,
+        began: float,
+        snapshot: Snapshot,
     ) -> bytes:
+        lost = False
         try:
-            injection = self._injector.resolve(grant, snapshot)
+            injection = terms.injector.resolve(grant, snapshot)
             if isinstance(injection, Skipped):
-                return self._skip(request, injection)
-            if self._mode.delivery == "names":
+                return self._skip(event, request, injection, began, grant.rule)
+            if terms.mode.delivery == "names":
                 present = event.container.CDI_devices
                 data = self._by_names(injection.names, frozenset(device.name for device in present))
             else:
-                data = self._by_edits(event, request, injection)
+                data, lost = self._by_edits(terms, event, request, injection)
         except CourierError as error:
-            self._refuse(request, error)
-        self._unsaid.append((request, injection))
+            names = tuple(grant.requested)
+            self._conclude(event, request, "refused", began, names, error=error, rule=grant.rule)
+            raise
+        self._unsaid.append(
+            _Outcome(event, request, "injected", injection.names, None, grant.rule, began, lost)
+        )
         return data
 
-    def _by_edits(self, event: CreateContainer, request: ContainerRequest, injection: Injection) -> bytes:
-        """Raises `DeliveryError` ``DLV001`` where edits are lost and that is not tolerated."""
-        prepared = self._prepare(injection.edits)
+    def _by_edits(
+        self, terms: _Terms, event: CreateContainer, request: ContainerRequest, injection: Injection
+    ) -> tuple[bytes, bool]:
+        """The reply, and whether edits are missing from it.
+
+        Raises `DeliveryError` ``DLV001`` where edits are lost and that is not tolerated.
+        """
+        prepared = self._prepare(injection.edits, terms.mode.nri)
         data, (lost, unowned) = adjustment.by_edits(injection.names, prepared, event.details())
         if lost:
             error = _undeliverable(injection, lost)
-            if not self._tolerant:
+            if not terms.tolerant:
                 raise error
             logger.warning("%s misses edits: %s", request, error)
         if unowned and not self._told_unowned:
@@ -402,11 +526,10 @@ class Handler:
                 "user; containers of other users open them only as their mode allows",
                 quoted(unowned[0]),
             )
-        return data
+        return data, bool(lost)
 
-    def _prepare(self, edits: ContainerEdits) -> PreparedEdits:
+    def _prepare(self, edits: ContainerEdits, nri: tuple[int, int]) -> PreparedEdits:
         # By identity, which is what a snapshot keeps; the reference to the edits keeps the number theirs.
-        nri = self._mode.nri
         kept = self._prepared.get(id(edits))
         if kept is None or kept[1].nri != nri:
             if len(self._prepared) >= _MAX_PREPARED:
@@ -414,39 +537,110 @@ class Handler:
             kept = self._prepared[id(edits)] = edits, PreparedEdits(edits, nri)
         return kept[1]
 
-    def _skip(self, request: ContainerRequest, skipped: Skipped) -> bytes:
-        logger.warning("skipped %s: %s", request, skipped.error)
-        self.counts["skipped"] += 1
-        self._decide_on(request, "skipped", skipped.names, skipped.error)
+    def _skip(
+        self, event: CreateContainer, request: ContainerRequest, skipped: Skipped, began: float, rule: str
+    ) -> bytes:
+        self._conclude(event, request, "skipped", began, skipped.names, error=skipped.error, rule=rule)
         return adjustment.skipped(skipped.error.code)
 
-    def _refuse(self, request: ContainerRequest, error: CourierError) -> NoReturn:
-        logger.warning("refused %s: %s", request, error)
-        self.counts["refused"] += 1
-        self._decide_on(request, "refused", (), error)
-        raise error
-
-    def _decide_on(
-        self, request: ContainerRequest, verdict: str, names: tuple[str, ...], error: CourierError
+    def _conclude(
+        self,
+        event: CreateContainer,
+        request: ContainerRequest,
+        verdict: str,
+        began: float,
+        names: tuple[str, ...] = (),
+        *,
+        error: CourierError,
+        rule: str = "",
     ) -> None:
-        self._decisions.append((time.time(), verdict, str(request), names, _short(error)))
+        """Note why a container gets nothing, to be counted and logged once the answer is on its way."""
+        self._unsaid.append(_Outcome(event, request, verdict, names, error, rule, began))
 
-    def _audit(self, pod: Any, container: Any) -> Missed | None:
-        if pod is None:
-            return None
-        request = _request(pod, container)
-        names: tuple[str, ...] = ()
-        try:
-            names = tuple(self._injector.requested(request))
-            grant = self._injector.grant(request)
-        except CourierError as error:
-            return Missed(request, names, f"a new one would be refused: {_short(error)}")
-        if not grant:
-            return None
-        cure = "delete the pod, so that it is made anew"
-        if isinstance(grant, Skipped):
-            cure = f"a new one would not get them either: {_short(grant.error)}"
-        return Missed(request, names, cure)
+    def _tell(self, outcome: _Outcome, duration: float) -> None:
+        request, verdict, names, error = outcome.request, outcome.verdict, outcome.names, outcome.error
+        who = str(request)
+        self.counts[verdict] += 1
+        if error is None:
+            code = cause = ""
+            level, what = logging.INFO, ",".join(names)
+            for name in names:
+                self._count_kind(name.partition("=")[0])
+            self.counts["undeliverable"] += outcome.lost
+        else:
+            code, cause = error.code, _short(error)
+            level, what = logging.WARNING, _in_one_line(error)
+            by_code = self.refusals if verdict == "refused" else self.skips
+            by_code[code] = by_code.get(code, 0) + 1
+            self.counts["unresolved"] += isinstance(error, CdiError)
+            self.counts["undeliverable"] += isinstance(error, DeliveryError)
+        self._decisions.append(
+            _Decision(time.time(), verdict, who, names, cause, code, outcome.rule, duration)
+        )
+        fields = self._fields(request, verdict, names, code, outcome.rule, duration)
+        logger.log(level, "%s %s: %s", verdict, who, what, extra={"decision": fields})
+
+    def _count_kind(self, kind: str) -> None:
+        # Only names that spec files define are injected, so there are few; yet a scrape must stay small.
+        if kind not in self.kinds and len(self.kinds) >= _MAX_KINDS:
+            kind = _OTHER_KINDS
+        self.kinds[kind] = self.kinds.get(kind, 0) + 1
+
+    def _fields(
+        self,
+        request: ContainerRequest,
+        verdict: str,
+        names: Sequence[str],
+        code: str = "",
+        rule: str = "",
+        duration: float | None = None,
+    ) -> dict[str, str | float | None]:
+        """A decision for the log (`cdi_courier.logs`)."""
+        return {
+            "namespace": request.namespace,
+            "pod": request.pod,
+            "container": request.container,
+            "devices": ",".join(names),
+            "verdict": verdict,
+            "code": code,
+            "rule": rule,
+            "runtime": self._runtime,
+            "duration": duration,
+        }
+
+
+def _read(registry: Registry, then: Callable[[Snapshot], bytes]) -> Callable[[], bytes]:
+    # The answer is given in the connection's thread, and only if it is still waited for.
+    return functools.partial(then, registry.snapshot())
+
+
+def _audit(injector: Injector, pod: Any, container: Any) -> Missed | None:
+    if pod is None:
+        return None
+    request = _request(pod, container)
+    names: tuple[str, ...] = ()
+    try:
+        names = tuple(injector.requested(request))
+        grant = injector.grant(request)
+    except CourierError as error:
+        return Missed(request, names, f"a new one would be refused: {_short(error)}")
+    if not grant:
+        return None
+    cure = "delete the pod, so that it is made anew"
+    if isinstance(grant, Skipped):
+        cure = f"a new one would not get them either: {_short(grant.error)}"
+    return Missed(request, names, cure)
+
+
+def _before_introduction(settings: Settings) -> _Mode:
+    return _Mode("names" if settings.nri.delivery == "names" else "edits", _UNKNOWN, (0, 0), "")
+
+
+def _tell_mode(mode: _Mode) -> None:
+    if mode.idle:
+        logger.warning("this runtime's containers are left alone: %s", mode.idle)
+    else:
+        logger.info("delivering by %s: %s", mode.delivery, mode.why)
 
 
 def _is_version(told: str, found: Choice) -> bool:
@@ -473,6 +667,12 @@ def _why_idle(known: Mapping[str, Any], keys: Sequence[str]) -> str:
 def _short(error: CourierError) -> str:
     # Without the hint, which may hold lines to paste: it comes with the refusal itself.
     return f"{error.code}: {error.message}"
+
+
+def _in_one_line(error: CourierError) -> str:
+    if "\n" in error.hint:
+        return f"{_short(error)} (`cdi-courier policy check` prints what would allow it)"
+    return str(error)
 
 
 def _request(pod: Any, container: Any) -> ContainerRequest:

@@ -31,6 +31,7 @@ from cdi_courier.errors import (
     ProtocolError,
     quoted,
 )
+from cdi_courier.latency import Histogram
 
 from .session import (
     DEFAULT_REQUEST_TIMEOUT_MS,
@@ -116,6 +117,9 @@ class Handler(Protocol):
     def answered(self) -> None:
         """Do what can wait until answers are on their way, such as to log them."""
 
+    def failed(self, request: CreateContainer, error: CourierError) -> None:
+        """Learn that the connection refuses a container, whatever was returned for it: ``NRI013`` to 015."""
+
 
 Answer = (
     Any  # bytes | CreateContainerResponse | Future of these or of a function; messages have no static type
@@ -137,7 +141,8 @@ class NriConnection:
         ``registering``, ``configured``, ``active`` or ``stopped``; since is a `time.time`; cause is why
         there is no connection, else ``""``.
 
-    Counters for a status report: `sessions`, `containers` (requests), `refused` (of them).
+    For a status report: `sessions`, `containers` (requests), `refused` (of them), and `latency`, from a
+    request's first byte to its answer.
     """
 
     def __init__(
@@ -168,6 +173,9 @@ class NriConnection:
         self.sessions = 0
         self.containers = 0
         self.refused = 0
+        self.latency = Histogram()
+        # When the thread took up what it is at; None while it waits for something to do.
+        self.busy_since: float | None = None
         self.stopping = False
         self._observer = observer
         self._sock: socket.socket | None = None
@@ -196,6 +204,11 @@ class NriConnection:
                 failures += 1
                 self._pause(longest * random.uniform(0.5, 1.0))
         self.report("stopped")
+
+    def busy(self) -> float:
+        """Seconds that the thread has been at one piece of work; 0 while it waits for some. Any thread."""
+        since = self.busy_since
+        return 0.0 if since is None else time.monotonic() - since
 
     def stop(self) -> None:
         """Make `run` answer what it has received, close and return. Any thread, any number of times."""
@@ -284,6 +297,7 @@ class NriConnection:
         poller = select.poll()
         poller.register(self.wake_fd, select.POLLIN)
         end = time.monotonic() + seconds
+        self.busy_since = None
         while not self.stopping and (left := end - time.monotonic()) > 0:
             if poller.poll(math.ceil(left * 1000)):
                 self.woken()
@@ -302,7 +316,6 @@ class _SessionLoop:
         self.containers = 0
         self._owner = owner
         self._handler = owner.handler
-        self._share = owner.deadline_share
         self._sock = sock
         self._poller = select.poll()
         self._request_timeout = DEFAULT_REQUEST_TIMEOUT_MS / 1000
@@ -311,7 +324,8 @@ class _SessionLoop:
         self._partial = False
         # When the handshake must have come further; None once it is over.
         self._expiry: float | None = began + owner.handshake_timeout
-        self._pending: dict[int, tuple[Future[Any], float]] = {}
+        # Token → what is decided elsewhere, until when, since when, and what was asked.
+        self._pending: dict[int, tuple[Future[Any], float, float, CreateContainer]] = {}
         self._unsent = bytearray()
         # Whether answers have been given of which the handler has not been told that they are on their way.
         self._answers = False
@@ -332,7 +346,11 @@ class _SessionLoop:
                 self._read(0)
                 continue
             timed = self._expiry is not None or self._pending
-            for ready, flags in poller.poll(self._wait_ms() if timed else None):
+            wait = self._wait_ms() if timed else None
+            owner.busy_since = None
+            found = poller.poll(wait)
+            owner.busy_since = time.monotonic()
+            for ready, flags in found:
                 if ready != fd:
                     owner.woken()
                     continue
@@ -347,14 +365,17 @@ class _SessionLoop:
 
     def _read(self, flags: int) -> bool:
         """Read once and handle what came; False if nothing did. flags: as of recv."""
+        owner = self._owner
+        owner.busy_since = None
         try:
             data = self._sock.recv(RECEIVE_SIZE, flags)
         except BlockingIOError:
             return False
+        owner.busy_since = now = time.monotonic()
         if not self._partial:
-            self._arrived = time.monotonic()
+            self._arrived = now
         if not data:
-            if self._owner.stopping:
+            if owner.stopping:
                 return False
             raise self.session.lost()
         events = self.session.receive(data)
@@ -371,11 +392,12 @@ class _SessionLoop:
                 self._waiting = events[number:], arrived
                 break
             if event.__class__ is CreateContainer:
-                self._create_container(event, arrived)
+                if self._create_container(event, arrived):
+                    self._write(self.session.outgoing())
+                    self._owner.latency.add(self._sent_at - arrived)
             else:
                 self._handshake(event, arrived)
-            if out := self.session.outgoing():
-                self._write(out)
+                self._write(self.session.outgoing())
         else:
             # A request that needed no decision has no event.
             if out := self.session.outgoing():
@@ -384,42 +406,53 @@ class _SessionLoop:
             self._answers = False
             self._guarded(self._handler.answered)
 
-    def _create_container(self, event: CreateContainer, arrived: float) -> None:
+    def _create_container(self, event: CreateContainer, arrived: float) -> bool:
+        """Have the handler decide; False if that takes time."""
         self.containers += 1
         self._owner.containers += 1
         if self._expiry is not None and self.session.state is State.ACTIVE:
             self._establish()
-        deadline = arrived + self._share * (event.timeout_nano * 1e-9 or self._request_timeout)
+        share = self._owner.deadline_share
+        deadline = arrived + share * (event.timeout_nano * 1e-9 or self._request_timeout)
         try:
             answer = self._handler.create_container(event, deadline)
             if isinstance(answer, Future):
-                self._pending[event.token] = (answer, deadline)
+                self._pending[event.token] = (answer, deadline, arrived, event)
                 answer.add_done_callback(self._wake)
-                return
-            self._answer(event.token, answer)
+                return False
+            self._answer(event, answer)
         except BaseException as error:  # noqa: BLE001 - nothing that a handler raises ends the loop
-            self._refuse(event.token, error)
+            self._refuse(event, error)
+        return True
 
-    def _answer(self, token: int, answer: Any) -> None:
+    def _answer(self, event: CreateContainer, answer: Any) -> None:
         self._answers = True
-        if not self.session.reply(token, answer):
-            self._owner.refused += 1
-            self._owner.logger.error(
-                "NRI014: an adjustment was larger than NRI carries; the container is refused"
+        if not self.session.reply(event.token, answer):
+            self._failed(
+                event,
+                ProtocolError(
+                    "NRI014",
+                    "an adjustment was larger than NRI carries; the container is refused",
+                    "ask for fewer devices",
+                ),
             )
 
-    def _refuse(self, token: int, error: BaseException) -> None:
-        self._owner.refused += 1
+    def _refuse(self, event: CreateContainer, error: BaseException) -> None:
+        self._answers = True
         if isinstance(error, CourierError):
+            self._owner.refused += 1
             code = next((_STATUS_CODES[c] for c in type(error).__mro__ if c in _STATUS_CODES), UNKNOWN)
-            self.session.refuse(token, code, str(error))
+            self.session.refuse(event.token, code, str(error))
             return
         self._owner.logger.error("NRI013: internal error; the container is refused", exc_info=error)
-        self.session.refuse(
-            token,
-            INTERNAL,
-            f"NRI013: internal error in {self._owner.plugin_name}: {type(error).__name__} (see its log)",
-        )
+        what = f"internal error in {self._owner.plugin_name}: {type(error).__name__}"
+        failure = ProtocolError("NRI013", what, "see its log")
+        self.session.refuse(event.token, INTERNAL, str(failure))
+        self._failed(event, failure)
+
+    def _failed(self, event: CreateContainer, error: CourierError) -> None:
+        self._owner.refused += 1
+        self._guarded(self._handler.failed, event, error)
 
     def _wake(self, _: Future[Any]) -> None:
         self._owner.wake()
@@ -429,23 +462,30 @@ class _SessionLoop:
         if not self._pending:
             return
         now = time.monotonic()
-        for token, (future, deadline) in list(self._pending.items()):
+        settled = []
+        for token, (future, deadline, arrived, event) in list(self._pending.items()):
             if future.done():
                 del self._pending[token]
+                settled.append(arrived)
                 try:
                     answer = future.result()
-                    self._answer(token, answer() if callable(answer) else answer)
+                    self._answer(event, answer() if callable(answer) else answer)
                 except BaseException as error:  # noqa: BLE001 - CancelledError is a refusal as well
-                    self._refuse(token, error)
+                    self._refuse(event, error)
             elif now >= deadline:
                 del self._pending[token]
+                settled.append(arrived)
                 future.cancel()
-                self._owner.refused += 1
-                late = "NRI015: the answer was not ready in time (try again; the runtime does so by itself)"
-                self._owner.logger.warning("%s", late)
-                self.session.refuse(token, DEADLINE_EXCEEDED, late)
+                late = ProtocolError(
+                    "NRI015", "the answer was not ready in time", "try again; the runtime does so by itself"
+                )
+                self._answers = True
+                self.session.refuse(token, DEADLINE_EXCEEDED, str(late))
+                self._failed(event, late)
         if out := self.session.outgoing():
             self._write(out)
+        for arrived in settled:
+            self._owner.latency.add(self._sent_at - arrived)
         if self._answers:
             self._answers = False
             self._guarded(self._handler.answered)
@@ -498,7 +538,7 @@ class _SessionLoop:
 
     def _wait_ms(self) -> int | None:
         """Milliseconds until something is due, rounded up; None if nothing ever is."""
-        due = min((deadline for _, deadline in self._pending.values()), default=math.inf)
+        due = min((deadline for _, deadline, _, _ in self._pending.values()), default=math.inf)
         if self._expiry is not None:
             due = min(due, self._expiry)
         if due == math.inf:
@@ -526,6 +566,7 @@ class _SessionLoop:
             return
         if self._unsent:
             self._unsent += data
+            self._sent_at = time.monotonic()
             self._listen()
             return
         try:

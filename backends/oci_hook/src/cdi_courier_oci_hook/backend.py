@@ -50,8 +50,6 @@ class OciHookBackend:
             return Offer(NAME, offer.fidelity, "impossible", f"{offer.reason}; that is not built yet")
         if way == "precreate" and podman.is_installed(runtime):
             return Offer(NAME, offer.fidelity, "nothing", "its precreate hook is installed")
-        if way == "hook" and crio_hook.is_installed(runtime):
-            return Offer(NAME, offer.fidelity, "nothing", "its createRuntime hook is installed")
         return offer
 
     def plan(self, runtime: Runtime, settings: Settings) -> ChangeSet:
@@ -99,7 +97,5 @@ def _best(runtime: Runtime, settings: Settings) -> tuple[str, Offer]:
             NAME, "full", "install", "a precreate hook edits the config of Podman's containers"
         )
     if runtime.kind == "cri-o":
-        return "hook", Offer(
-            NAME, "partial", "install", "a createRuntime hook injects into the created container"
-        )
+        return "hook", crio_hook.offer(runtime)
     return "wrapper", wrapping.offer(runtime, settings)

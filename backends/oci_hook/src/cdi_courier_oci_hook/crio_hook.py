@@ -1,7 +1,8 @@
 """What makes CRI-O run the hook for live injection: a hook JSON in a folder that it watches already.
 
 Nothing needs a restart. Never a ``precreate`` hook there: CRI-O does not start with a stage that it does not
-know. Source: contracts hooks-and-runtimes.md a.5, runtimes-verified.md A5. It reads no file and writes none.
+know. It reads no file and writes none.
+Source: contracts hooks-and-runtimes.md a.5 and d.7, runtimes-verified.md A5.
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from cdi_courier.errors import HostError, quoted
+from cdi_courier.hookspecs import Offer
 
 from . import hooksd
 
 if TYPE_CHECKING:
     from cdi_courier.changes import ChangeSet
+    from cdi_courier.hookspecs import Needs
     from cdi_courier.host.model import Runtime
     from cdi_courier.settings import Settings
 
 _BACKEND: Final = "oci_hook"
+_OCI: Final = "oci"
+_SANDBOXES: Final = ("runsc", "kata-runtime")
 _FIRST_WITH_CREATE_RUNTIME: Final = (1, 19, 0)
 
 
@@ -32,10 +37,23 @@ def directory(runtime: Runtime) -> str | None:
     return preferred[-1] if preferred else None
 
 
-def is_installed(runtime: Runtime) -> bool:
-    """Whether our hook lies where CRI-O looks."""
+def offer(runtime: Runtime) -> Offer:
+    """Ready where our hook lies in a folder that CRI-O watches; a file away, or impossible."""
+    default = runtime.get("default_handler")
+    handler = runtime.get("handlers", {}).get(default)
+    if handler is not None and (handler["type"] != _OCI or os.path.basename(handler["path"]) in _SANDBOXES):
+        return _offer(
+            "impossible",
+            f"the default handler {default} runs no container of this kernel that a hook could inject into",
+        )
     folder = directory(runtime)
-    return folder is not None and os.path.isfile(f"{folder}/{hooksd.NAME}")
+    if folder is not None and os.path.isfile(f"{folder}/{hooksd.NAME}"):
+        return _offer("nothing", "its createRuntime hook is installed")
+    return _offer("install", "a createRuntime hook injects into the created container")
+
+
+def _offer(needs: Needs, reason: str) -> Offer:
+    return Offer(_BACKEND, "partial", needs, reason)
 
 
 def plan(runtime: Runtime, settings: Settings) -> ChangeSet:

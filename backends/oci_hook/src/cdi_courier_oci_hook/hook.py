@@ -44,6 +44,21 @@ _TYPE = "io.kubernetes.cri-o.ContainerType"
 _LARGEST_PID = (1 << 31) - 1
 _WHAT = "the container's state on stdin"
 
+# Why what is lost is lost.
+_PROCESS = "the runtime has described the container's process already"
+_RDT = "the runtime has put the container into its resctrl group already"
+_NET = "network devices are moved by the runtime"
+_LATER = "the runtime has read its list of hooks, and this stage comes after ours"
+_MODE = "in a user namespace the node is the host's, with the host's owner and mode"
+_UNKNOWN = "this hook does not know it"
+
+_LOST_WHOLE = {
+    "env": lambda item: (f"env {item.partition('=')[0]}", _PROCESS),
+    "additionalGids": lambda item: (f"additional group {item}", _PROCESS),
+    "netDevices": lambda item: (f"network device {item['hostInterfaceName']}", _NET),
+}
+_DELIVERED = ("deviceNodes", "mounts", "hooks")
+
 
 class Installed(entry.Installed):
     """What the installer has told the hook, beside what `entry.Installed` says.
@@ -167,6 +182,8 @@ def deliver(
         if undeliverable != "warn":
             raise error
         log.write(installed.log, f"started without a part of its devices: {error}", log.WARNING)
+    if not asked.config:
+        log.write(installed.log, "no config was found beside the state; device nodes are root's", log.WARNING)
     uid, gid = process_ids(asked.config)
     wanted = dict(granted.edits)
     wanted["hooks"] = [hook for hook in wanted.get("hooks") or [] if not editing.has_hook(asked.config, hook)]
@@ -194,21 +211,6 @@ def deliver(
     )
 
 
-_ENVIRONMENT = "the environment of its process is read before"
-_GROUPS = "the groups of its process are read before"
-_RDT = "the runtime has put the container into its resctrl group already"
-_NET = "network devices are moved by the runtime"
-_LATER = "the runtime has read its list of hooks, and this stage comes after ours"
-_MODE = "in a user namespace the node is the host's, with the host's owner and mode"
-
-_LOST_WHOLE = {
-    "env": lambda item: (f"env {item.partition('=')[0]}", _ENVIRONMENT),
-    "additionalGids": lambda item: (f"additional group {item}", _GROUPS),
-    "netDevices": lambda item: (f"network device {item['hostInterfaceName']}", _NET),
-}
-_DELIVERED = ("deviceNodes", "mounts", "hooks")
-
-
 def undeliverable_edits(edits: Json, *, user_namespace: bool = False) -> list[tuple[str, str]]:
     """What of CDI edits cannot be put into a container that exists, each with the reason.
 
@@ -221,7 +223,7 @@ def undeliverable_edits(edits: Json, *, user_namespace: bool = False) -> list[tu
         elif key == "intelRdt":
             lost.append(("intelRdt", _RDT))
         elif key not in _DELIVERED:
-            lost.append((key, "this hook does not know it"))
+            lost.append((key, _UNKNOWN))
     for node in edits.get("deviceNodes") or []:
         named = [name for name in ("fileMode", "uid", "gid") if node.get(name) is not None]
         if user_namespace and named:

@@ -33,6 +33,7 @@ _COMMANDS = {
     "generate": ("generate", "generate"),
     "policy": ("policy", "policy"),
     "run": ("run", "run"),
+    "status": ("status", "status"),
     "uninstall": ("uninstall", "uninstall"),
     "validate": ("validate", "validate"),
 }

@@ -42,6 +42,7 @@ class _Job:
 @click.option("--apply", "restart", is_flag=True, help="Also restart the runtime, and look at the result.")
 @click.option("--no-restart", is_flag=True, help="Print the restart command; this is the default.")
 @click.option("--force", is_flag=True, help="Write also over files that were changed since.")
+@click.option("--systemd", is_flag=True, help="Write the daemon's unit instead, where no package has.")
 @click.pass_context
 def install(
     context: click.Context,
@@ -52,6 +53,7 @@ def install(
     restart: bool,
     no_restart: bool,
     force: bool,
+    systemd: bool,
 ) -> None:
     """Set the recommended way of delivery up for every runtime on this host.
 
@@ -59,6 +61,13 @@ def install(
     puts every byte back.
     """
     modes(dry_run=dry_run, apply=restart, no_restart=no_restart)
+    if systemd:
+        from cdi_courier.cli import systemd as unit
+
+        if backend is not None or key is not None:
+            raise click.UsageError("--systemd goes with neither --backend nor --runtime")
+        unit.install(dry_run=dry_run, start=restart, force=force)
+        return
     settings = settings_of(context)
     plugins = discover(settings.backends.disabled)
     if backend is not None:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
+from typing import TYPE_CHECKING
+
 import attrs
 import click
 
 from cdi_courier import logs, service
 from cdi_courier.cli import settings_of
 from cdi_courier.settings import override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cdi_courier.settings import Settings
 
 
 @click.command()
@@ -17,13 +26,31 @@ from cdi_courier.settings import override
 @click.pass_context
 def run(context: click.Context, backend: str | None, nri_socket: str | None, nri_index: str | None) -> None:
     """Serve container starts until stopped."""
-    settings = settings_of(context)
-    changes: dict[str, object] = {}
-    if nri_socket is not None:
-        changes["sockets"] = override("nri", "sockets", (nri_socket,), "--nri-socket")
-    if nri_index is not None:
-        changes["plugin_index"] = override("nri", "plugin_index", nri_index, "--nri-index")
-    settings = attrs.evolve(settings, nri=attrs.evolve(settings.nri, **changes))  # type: ignore[arg-type]
-    with logs.writing(settings.service):
-        code = service.run(settings, backend)
+
+    def read() -> Settings:
+        settings = settings_of(context)
+        changes: dict[str, object] = {}
+        if nri_socket is not None:
+            changes["sockets"] = override("nri", "sockets", (nri_socket,), "--nri-socket")
+        if nri_index is not None:
+            changes["plugin_index"] = override("nri", "plugin_index", nri_index, "--nri-index")
+        return attrs.evolve(settings, nri=attrs.evolve(settings.nri, **changes))  # type: ignore[arg-type]
+
+    settings = read()
+    with _last_words(), logs.writing(settings.service):
+        code = service.run(settings, backend, read)
     context.exit(code)
+
+
+@contextlib.contextmanager
+def _last_words() -> Iterator[None]:
+    """Have a daemon that is aborted, as a watchdog does, say on stderr what each thread was at."""
+    try:
+        faulthandler.enable()
+    except (AttributeError, ValueError, OSError):  # a plugin that a runtime has launched may have no stderr
+        yield
+        return
+    try:
+        yield
+    finally:
+        faulthandler.disable()

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 @click.option("--apply", "restart", is_flag=True, help="Also restart the runtime.")
 @click.option("--no-restart", is_flag=True, help="Print the restart command; this is the default.")
 @click.option("--force", is_flag=True, help="Restore also files that were changed since.")
+@click.option("--systemd", is_flag=True, help="Take the unit of `install --systemd` away instead.")
 @click.pass_context
 def uninstall(
     context: click.Context,
@@ -39,6 +40,7 @@ def uninstall(
     restart: bool,
     no_restart: bool,
     force: bool,
+    systemd: bool,
 ) -> None:
     """Put every file back as it was before `cdi-courier install`.
 
@@ -46,6 +48,13 @@ def uninstall(
     container still uses a wrapper that is installed.
     """
     modes(dry_run=dry_run, apply=restart, no_restart=no_restart)
+    if systemd:
+        from cdi_courier.cli import systemd as unit
+
+        if backend is not None or key is not None:
+            raise click.UsageError("--systemd goes with neither --backend nor --runtime")
+        unit.uninstall(dry_run=dry_run, stop=restart, force=force)
+        return
     settings = settings_of(context)
     found = [
         manifest

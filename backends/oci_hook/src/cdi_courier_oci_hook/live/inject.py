@@ -69,18 +69,24 @@ def inject(
     # As in a config: what comes later takes the place of an earlier one.
     made = {node["path"]: node for node in completed}
     mounted = {mount["containerPath"]: mount for mount in edits.get("mounts") or []}
-    prepared = [_prepared(mount, spaces) for mount in sorted(mounted.values(), key=_depth)]
-    if spaces.user is not None:
-        # Nobody can make a node that works there: what user namespaces mount has no devices.
-        prepared += [mounts.prepare_node(node) for node in made.values()]
-        made = {}
-    rules = _rules(completed)
-    if rules:
-        allow(rules)
-    helper = _Helper(container, spaces, prepared, list(made.values())) if prepared or made else None
+    prepared: list[Prepared] = []
+    helper = None
     try:
-        for mount in prepared:
-            os.close(mount.tree)
+        # One after the other: what has been taken is let go of, should the next fail.
+        prepared.extend(_prepared(mount, spaces) for mount in sorted(mounted.values(), key=_depth))
+        if spaces.user is not None:
+            # Nobody can make a node that works there: what user namespaces mount has no devices.
+            prepared.extend(mounts.prepare_node(node) for node in made.values())
+            made = {}
+        rules = _rules(completed)
+        if rules:
+            allow(rules)
+        if prepared or made:
+            helper = _Helper(container, spaces, prepared, list(made.values()))
+    finally:
+        for taken in prepared:
+            os.close(taken.tree)
+    try:
         proxy.run(edits.get("hooks") or [], container.state, spaces, container.root, deadline)
     except BaseException:
         if helper is not None:

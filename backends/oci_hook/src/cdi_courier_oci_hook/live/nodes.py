@@ -72,7 +72,7 @@ def _put(rootfs: Rootfs, node: Json, folder: int, name: str) -> None:
             return
         if stat.S_IFMT(found.st_mode) not in _NODES:
             raise _in_the_way(path, "there is something that is no device node")
-        if rootfs.is_shared(there) or rootfs.is_own(there):
+        if any(rootfs.is_shared(where) or rootfs.is_own(where) for where in (there, folder)):
             raise _in_the_way(path, "there is another device's node")
     finally:
         os.close(there)

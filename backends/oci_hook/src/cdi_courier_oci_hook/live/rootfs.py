@@ -75,6 +75,8 @@ class Rootfs:
         Raises `DeliveryError` ``HOK210`` and ``HOK211``.
         """
         parts = _parts(path)
+        if parts[-1] == "..":
+            raise _no_place(path)
         try:
             return self._folder(parts[:-1], path), parts[-1]
         except OSError as error:
@@ -267,12 +269,16 @@ class _Link(Exception):  # noqa: N818 - no error: a way to go on
 def _parts(path: str) -> list[str]:
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if not path.startswith("/") or not parts or "\0" in path:
-        raise DeliveryError(
-            "HOK210",
-            f"{quoted(path)} is no path at which something can be put into a container",
-            "correct the CDI spec: a path is absolute and not the root itself",
-        )
+        raise _no_place(path)
     return parts
+
+
+def _no_place(path: str) -> DeliveryError:
+    return DeliveryError(
+        "HOK210",
+        f"{quoted(path)} is no path at which something can be put into a container",
+        "correct the CDI spec: a path is absolute, names something, and is not the root itself",
+    )
 
 
 def _through(before: list[str], target: str, after: list[str]) -> list[str]:

@@ -1,0 +1,58 @@
+"""A daemon without anything to run is no failed service."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from pathlib import Path
+
+import attrs
+import pytest
+from cdi_courier import service
+from cdi_courier.errors import PluginError
+from cdi_courier.host.model import Host
+from cdi_courier.plugins import Plugins, discover
+from cdi_courier.settings import Settings
+from support.waiting import wait_for
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Of a daemon that finds no backend and no runtime."""
+    alone = Plugins({}, dialects=discover((), ()).dialects)
+    monkeypatch.setattr(service, "discover", lambda _: alone)
+    monkeypatch.setattr(service, "describe", lambda _: Host(()))
+    default = Settings()
+    return attrs.evolve(default, service=attrs.evolve(default.service, state_dir=str(tmp_path / "state")))
+
+
+def test_without_a_backend_the_daemon_waits_to_be_stopped(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The package of a backend may be removed, or come later: it says so once and ends well when told to."""
+    caplog.set_level(logging.WARNING)
+    socket = Path(settings.service.state_dir) / "status.sock"
+
+    def stop() -> None:
+        try:
+            wait_for(socket.exists, 10, "the daemon to answer")
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    code = service.run(settings)
+    stopper.join()
+
+    assert code == 0
+    assert [r.message[:7] for r in caplog.records if r.levelno >= logging.WARNING] == ["PLG004:"]
+
+
+def test_a_backend_that_was_asked_for_must_be_there(settings: Settings) -> None:
+    """What is named and missing is an error, for waiting would hide it."""
+    with pytest.raises(PluginError) as raised:
+        service.run(settings, "nri")
+
+    assert raised.value.code == "PLG003"
