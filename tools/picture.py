@@ -18,9 +18,9 @@ from html import escape
 from pathlib import Path
 from typing import Final, NamedTuple
 
-_WIDTH: Final = 168
+_WIDTH: Final = 184
 _HEIGHT: Final = 52
-_COLUMN: Final = 216
+_COLUMN: Final = 244
 _ROW: Final = 88
 _MARGIN: Final = 16
 
@@ -123,7 +123,7 @@ def _arrow(start: _Box, end: _Box, label: str) -> str:
         y1, y2 = y1 + side, y2 - side
     text = (
         f'  <text x="{(x1 + x2) / 2 + 4:g}" y="{(y1 + y2) / 2 - 4:g}" text-anchor="middle" fill="#555" '
-        f'font-size="11">{escape(label)}</text>\n'
+        f'font-size="11" stroke="#fff" stroke-width="4" paint-order="stroke">{escape(label)}</text>\n'
         if label
         else ""
     )
