@@ -115,6 +115,21 @@ def asks(namespace: str = "gpu-operator") -> Any:
     return pod("p", namespace, **{KEY: "vendor.com/gpu=a"})
 
 
+def test_systemd_has_nothing_to_remark_on_the_unit(service: Service) -> None:
+    """It is well-formed, and all that it names is there."""
+    done = service.box.run(["systemd-analyze", "verify", "--man=no", UNIT], check=False)
+
+    assert [line for line in done.stderr.splitlines() if UNIT in line] == []
+
+
+def test_the_unit_may_do_little_beyond_its_work(service: Service) -> None:
+    """systemd's own measure of exposure, from 0 to 10, is 3.0 at most."""
+    path = f"/usr/lib/systemd/system/{UNIT}"
+    done = service.box.run(["systemd-analyze", "security", "--offline=true", "--threshold=30", path])
+
+    assert "Overall exposure level" in done.stdout
+
+
 def test_the_service_is_active_as_soon_as_it_waits(service: Service) -> None:
     """Without a runtime it is active, says what it waits for, and status and doctor answer in words."""
     service.drop_in("[Service]\nWatchdogSec=3\n")
@@ -208,6 +223,54 @@ def test_a_daemon_that_stands_still_is_restarted_by_the_watchdog(service: Servic
     assert int(service.show("NRestarts")) == 1
     assert "Watchdog timeout" in service.box.journal(UNIT)
     assert "Fatal Python error: Aborted" in service.box.journal(UNIT)
+
+
+STUCK = """
+import threading
+from cdi_courier.hookspecs import API_VERSION, Offer, hookimpl
+
+class Server:
+    def __init__(self): self.ended = threading.Event()
+    def run(self): self.ended.wait()
+    def stop(self): self.ended.set()
+    def reconsider(self): pass
+    def status(self): return {}
+    def decisions(self): return []
+    def alive(self): return False
+
+class Stuck:
+    name, api_version = "stuck", API_VERSION
+    def offer(self, runtime, settings): return Offer("stuck", "partial", "impossible", "it is stuck")
+    def serve(self, context): return Server()
+
+@hookimpl
+def cdi_courier_backend(): return Stuck()
+"""
+
+
+def test_a_serving_loop_that_is_stuck_is_restarted_while_all_else_of_the_daemon_goes_on(
+    service: Service,
+) -> None:
+    """One server that says it is not alive is enough, also a third party's; status answers meanwhile."""
+    packages = service.box.root / "usr/lib/python3/dist-packages"
+    info = packages / "stuck-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stuck\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[cdi_courier]\nstuck = stuck\n")
+    (packages / "stuck.py").write_text(STUCK)
+    service.drop_in("[Service]\nWatchdogSec=3\n")
+    service.configure('[backends]\nchoose = "stuck"\n')
+    try:
+        service.start()
+        first = service.pid()
+        answered = service.command("status")[1]
+        wait_for(lambda: service.pid() not in (0, first), 30, "another daemon", pause=0.2)
+    finally:
+        shutil.rmtree(info)
+        (packages / "stuck.py").unlink()
+
+    assert f", pid {first}, up for " in answered.splitlines()[0]
+    assert "Watchdog timeout" in service.box.journal(UNIT)
 
 
 def test_a_daemon_that_dies_is_restarted_whatever_ends_it(service: Service) -> None:

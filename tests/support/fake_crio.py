@@ -13,7 +13,7 @@ import shutil
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -55,22 +55,31 @@ def message(name: str, values: Mapping[str, Any]) -> bytes:
     return bytes(built.SerializeToString())
 
 
+class Refusal(Exception):  # noqa: N818 - an answer, as gRPC's status is
+    """What a method fails with: the status' text, its code is UNKNOWN."""
+
+
+Answer = bytes | Callable[[bytes], bytes]
+
+
 class FakeRuntime:
     """A server on one Unix socket. Use as a context manager.
 
-    grpc_answers: ``/package.Service/Method`` → the response's bytes; all else is UNIMPLEMENTED. http_answers:
+    grpc_answers: ``/package.Service/Method`` → the response's bytes, or a function that makes them of the
+    request's and may raise `Refusal`; all else is UNIMPLEMENTED. http_answers:
     target → the body; all else is 404. asked: what came in, in order.
     """
 
     def __init__(
         self,
         path: Path,
-        grpc_answers: Mapping[str, bytes],
+        grpc_answers: Mapping[str, Answer],
         http_answers: Mapping[str, bytes] | None = None,
     ) -> None:
         self.path = path
         self.asked: list[str] = []
-        self.grpc_answers, self.http_answers = dict(grpc_answers), dict(http_answers or {})
+        self.grpc_answers: dict[str, Answer] = dict(grpc_answers)
+        self.http_answers = dict(http_answers or {})
         self._ends = contextlib.ExitStack()
 
     def __enter__(self) -> FakeRuntime:
@@ -147,7 +156,7 @@ class FakeRuntime:
 
 
 class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
-    def __init__(self, answers: Mapping[str, bytes], asked: list[str]) -> None:
+    def __init__(self, answers: Mapping[str, Answer], asked: list[str]) -> None:
         self._answers, self._asked = answers, asked
 
     def service(self, details: Any) -> Any:
@@ -155,7 +164,17 @@ class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
         answer = self._answers.get(details.method)
         if answer is None:
             return None
-        return grpc.unary_unary_rpc_method_handler(lambda _request, _context: answer)
+
+        def reply(request: bytes, context: Any) -> bytes:
+            if isinstance(answer, bytes):
+                return answer
+            try:
+                return answer(request)
+            except Refusal as error:
+                context.abort(grpc.StatusCode.UNKNOWN, str(error))
+                raise
+
+        return grpc.unary_unary_rpc_method_handler(reply)
 
 
 def _copy(source: socket.socket, target: socket.socket) -> None:

@@ -225,18 +225,8 @@ class VM:
         env: beside a bare environment. Raises VMFailure where it takes too long, or fails and check is set.
         """
         words = list(map(str, argv))
-        self._asked += 1
-        request = {
-            "id": self._asked,
-            "argv": words,
-            "input": input,
-            "env": dict(env or {}),
-            "timeout": timeout,
-        }
-        if self._channel is None:
-            raise VMFailure("the machine does not run")
-        self._channel.sendall(json.dumps(request).encode() + b"\n")
-        said = self._receive(self._asked, time.monotonic() + timeout + 30)
+        number = self._ask(words, timeout, input, env)
+        said = self._receive(number, time.monotonic() + timeout + 30)
         if "error" in said:
             raise VMFailure(f"{shlex.join(words)}: {said['error']}")
         done = subprocess.CompletedProcess(words, said["rc"], said["stdout"], said["stderr"])
@@ -269,7 +259,8 @@ class VM:
 
     def reboot(self, timeout: float = _BOOT) -> None:
         """Restart the machine in an orderly way; returns when everything has been started again."""
-        self.run(["systemctl", "--no-block", "reboot"])
+        # No answer is waited for: the agent may be ended before it has given it.
+        self._ask(["systemctl", "--no-block", "reboot"], timeout)
         self._wait_until_up(time.monotonic() + timeout)
         for number in range(len(self._served)):
             self._proxy(number)
@@ -356,6 +347,23 @@ class VM:
             return False
         self._channel = channel
         return True
+
+    def _ask(
+        self, words: Sequence[str], timeout: float, text: str = "", env: Mapping[str, str] | None = None
+    ) -> int:
+        """Send a command; returns the number that its answer will have."""
+        self._asked += 1
+        request = {
+            "id": self._asked,
+            "argv": list(words),
+            "input": text,
+            "env": dict(env or {}),
+            "timeout": timeout,
+        }
+        if self._channel is None:
+            raise VMFailure("the machine does not run")
+        self._channel.sendall(json.dumps(request).encode() + b"\n")
+        return self._asked
 
     def _receive(self, number: int, deadline: float) -> dict[str, Any]:
         """The answer of this number; what is left of one that was given up goes by."""

@@ -547,7 +547,7 @@ def _read_real(path: str) -> tuple[bytes | None, os.stat_result | None]:
 
 
 def _put(path: str, content: bytes | None, mode: int, owner: tuple[int, int] | None) -> None:
-    """Replace the file in one step, through a new one in its folder; None removes it.
+    """Replace the file in one step, through a new one beside it; None removes it.
 
     A symlink is followed and stays. mode, owner: of a file that does not exist yet.
     """
@@ -560,7 +560,22 @@ def _put(path: str, content: bytes | None, mode: int, owner: tuple[int, int] | N
         _sync(folder)
         return
     _remove_leftover(path)
-    staged = _staged(real)
+    *elsewhere, here = _stages(real)
+    for staged in elsewhere:
+        try:
+            _put_through(staged, real, content, mode, owner)
+        except OSError as error:
+            # Another file system, or a folder that nobody may write in.
+            if error.errno not in (errno.EXDEV, errno.EROFS, errno.EACCES, errno.EPERM):
+                raise
+            _remove_leftover(path)
+        else:
+            return
+    _put_through(here, real, content, mode, owner)
+
+
+def _put_through(staged: str, real: str, content: bytes, mode: int, owner: tuple[int, int] | None) -> None:
+    folder = os.path.dirname(real)
     number, named = _new_file(folder, staged)
     try:
         left = memoryview(content)
@@ -610,16 +625,23 @@ def _dress(number: int, real: str, mode: int, owner: tuple[int, int] | None) -> 
     os.fchmod(number, stat.S_IMODE(status.st_mode))
 
 
-def _staged(real: str) -> str:
+def _stages(real: str) -> tuple[str, ...]:
+    """Where the new file may be called something else before it is the file, the best place first.
+
+    CRI-O reads every file of its folder of drop-ins, whatever its name: one that a crash has left there would
+    be one too many, and one that is not complete keeps CRI-O from starting.
+    """
     folder, name = os.path.split(real)
-    return os.path.join(folder, f".{name}.cdi-courier")
+    outer, inner = os.path.split(folder)
+    places = (outer, folder) if inner.endswith(".d") else (folder,)
+    return tuple(os.path.join(place, f".{name}.cdi-courier") for place in places)
 
 
 def _remove_leftover(path: str) -> None:
-    staged = _staged(os.path.realpath(path))
-    # Asked first: a read-only file system refuses to remove even what is not there.
-    if os.path.lexists(staged):
-        os.unlink(staged)
+    for staged in _stages(os.path.realpath(path)):
+        # Asked first: a read-only file system refuses to remove even what is not there.
+        if os.path.lexists(staged):
+            os.unlink(staged)
 
 
 def _missing_folders(path: str) -> tuple[str, ...]:

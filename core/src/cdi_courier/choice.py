@@ -45,6 +45,11 @@ class Choice:
         """The offer of one backend."""
         return next((offer for offer in self.offers if offer.backend == backend), None)
 
+    def is_served_by(self, backend: str) -> bool:
+        """Whether this backend delivers: it is active, or what is active only arranges it."""
+        active = self.offer(self.active)
+        return self.active == backend or (active is not None and active.via == backend)
+
 
 def choose_all(plugins: Plugins, runtimes: Sequence[Runtime], settings: Settings) -> tuple[Choice, ...]:
     """`choose` for every runtime."""

@@ -97,11 +97,16 @@ def _runtime(choice: Choice, daemon: Mapping[str, Any] | None, probe: str) -> di
 
 
 def _notes(choice: Choice) -> list[str]:
-    """What an administrator should know about a runtime that NRI serves."""
+    """What an administrator should know: what will end, and what NRI could be made to guarantee."""
+    warnings = [f"{offer.backend}: {offer.warning}" for offer in choice.offers if offer.warning]
+    return warnings + _nri_notes(choice)
+
+
+def _nri_notes(choice: Choice) -> list[str]:
     runtime = choice.runtime
     since = _VALIDATOR_SINCE.get(runtime.kind)
     version = runtime.version_tuple
-    if choice.active != "nri" or since is None or version is None or version < since:
+    if not choice.is_served_by("nri") or since is None or version is None or version < since:
         return []
     required = runtime.get("required_plugins", [])
     if "cdi-courier" in required or any(name.endswith("-cdi-courier") for name in required):
@@ -177,7 +182,7 @@ def _next(
                 steps.append(f"cdi-courier install --backend {choice.recommended} --runtime {key}")
             continue
         state = shown["session"].get("state")
-        if choice.active == "nri" and state not in (None, "active"):
+        if choice.is_served_by("nri") and state not in (None, "active"):
             ready = False
             steps.append(f"{key}: the NRI session is {state}: {shown['session'].get('cause', '')}")
         served = True
@@ -188,7 +193,7 @@ def _next(
     if not choices:
         steps.append("no container runtime was found; [runtimes] names one that is not in its usual place")
     # What is in a runtime's configuration delivers by itself; only NRI needs somebody who answers.
-    if daemon is None and (not served or any(choice.active == "nri" for choice in choices)):
+    if daemon is None and (not served or any(choice.is_served_by("nri") for choice in choices)):
         ready = False
         steps.append("no daemon runs: cdi-courier run")
     if not snapshot.devices:

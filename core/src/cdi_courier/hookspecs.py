@@ -44,6 +44,8 @@ class Offer:
         runtime as well. ``impossible`` is never chosen.
     via: the backend that really delivers, where this one only arranges it; else ``""``.
     reason: one sentence for a person.
+    warning: what will keep it from serving later on, one sentence; the daemon logs it and ``doctor`` shows
+        it. ``""`` if nothing is known.
     """
 
     backend: str
@@ -51,6 +53,7 @@ class Offer:
     needs: Needs
     reason: str
     via: str = ""
+    warning: str = ""
 
 
 def _nothing_chosen(_: str, __: str) -> None:
@@ -64,6 +67,8 @@ def _nobody_looks() -> None:
 @frozen
 class ServeContext:
     """What a backend works with: the settings in force and the one object that answers requests.
+
+    Both are those of the start; a server that is `Reloadable` is told when there are others.
 
     chosen: kind and socket of a runtime → what has been chosen for it; None as long as the host has not been
     described, or if it has no such runtime. The socket is CRI's or NRI's. Cheap, and safe in any thread.
@@ -165,6 +170,30 @@ class Backend(Protocol):
         """Acquire what serving needs (locks) and return the server; None if nothing has to run.
 
         Raises `cdi_courier.errors.CourierError` where it cannot serve.
+        """
+
+
+class Installer(Backend, Protocol):
+    """What a backend may have beside: each method is looked up by its name, and each may be missing."""
+
+    def plan_without_restart(self, runtime: Runtime, settings: Settings) -> ChangeSet:
+        """As `plan`, if no restart is allowed (``install --no-restart``): by a way that needs none.
+
+        A backend that has only one way leaves this out; its plan is then written, and the restart left to
+        the administrator.
+        """
+
+    def dormant(self, settings: Settings) -> Sequence[Runtime]:
+        """Runtimes that it can plan for although they do not run; their endpoint is ``""``.
+
+        Asked only where the backend is named and no such runtime answers. Raises `CourierError`.
+        """
+
+    def prove(self, runtime: Runtime, settings: Settings, *, canary: bool) -> str:
+        """After the installation: have the runtime show that it works; what was seen, ``""`` if nothing was.
+
+        canary: whether a container may be created for it, which is removed again. Called only by ``install
+        --apply``. Raises `CourierError` that says why it does not work.
         """
 
 

@@ -120,4 +120,7 @@ def _in_words(found: Choice) -> str:
     text += f"served by {found.active}: {found.reason}" if found.active else found.reason
     if found.recommended and found.recommended != found.active:
         text += f" (recommended: {found.advice})"
+    for offer in found.offers:
+        if offer.warning:
+            text += f"; {offer.backend}: {offer.warning}"
     return text

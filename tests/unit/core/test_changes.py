@@ -801,3 +801,66 @@ def test_a_json_file_that_cannot_be_read_any_more_is_not_touched(host: Host):
 
     assert code_of(host.undo) == "CHG003"
     assert path.read_text() == "{"
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["without-a-name", "under-a-name"])
+@pytest.mark.parametrize("exists", [False, True], ids=["new", "replaced"])
+def test_a_folder_of_drop_ins_never_has_a_second_name_for_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool, exists: bool
+):
+    """CRI-O would read it too; the file is complete beside the folder before it comes into it."""
+    if named:
+        monkeypatch.setattr(changes.os, "O_TMPFILE", os.O_DIRECTORY)
+    path = tmp_path / "crio.conf.d/90.conf"
+    path.parent.mkdir()
+    if exists:
+        path.write_bytes(b"old")
+    seen: list[list[str]] = []
+    real = os.replace
+
+    def replace(source: str, target: str) -> None:
+        seen.append(os.listdir(path.parent))
+        real(source, target)
+
+    monkeypatch.setattr(changes.os, "replace", replace)
+    changes._put(str(path), NEW, 0o644, None)
+
+    assert seen == [["90.conf"] if exists else []]
+    assert path.read_bytes() == NEW
+    assert os.listdir(tmp_path) == ["crio.conf.d"]
+
+
+@pytest.mark.parametrize("error", [errno.EXDEV, errno.EROFS, errno.EACCES])
+def test_a_folder_of_drop_ins_that_is_a_mount_gets_its_file_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+):
+    """Where nothing can be put beside the folder, the file is made in it, and nothing else stays."""
+    path = tmp_path / "conf.d/90.conf"
+    path.parent.mkdir()
+    real = os.link
+
+    def link(source: str, target: str, **more: Any) -> None:
+        if os.path.dirname(target) != str(path.parent):
+            raise OSError(error, os.strerror(error))
+        real(source, target, **more)
+
+    monkeypatch.setattr(changes.os, "link", link)
+    changes._put(str(path), NEW, 0o644, None)
+
+    assert path.read_bytes() == NEW
+    assert os.listdir(path.parent) == ["90.conf"]
+    assert os.listdir(tmp_path) == ["conf.d"]
+
+
+def test_another_failure_beside_a_folder_of_drop_ins_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A full disk is not taken for a reason to write in the folder."""
+    (tmp_path / "conf.d").mkdir()
+
+    def link(*_: object, **__: object) -> None:
+        raise full()
+
+    monkeypatch.setattr(changes.os, "link", link)
+    with pytest.raises(OSError, match="No space"):
+        changes._put(str(tmp_path / "conf.d/x"), NEW, 0o644, None)
+
+    assert os.listdir(tmp_path / "conf.d") == []

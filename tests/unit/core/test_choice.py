@@ -13,7 +13,7 @@ from cdi_courier.hookspecs import Offer
 from cdi_courier.host.model import Fact, Runtime
 from cdi_courier.plugins import Plugins
 from cdi_courier.settings import RuntimeSettings, Settings
-from cdi_courier_cri_o.backend import MODES, CriODropInBackend
+from cdi_courier_cri_o.backend import CriODropInBackend
 from cdi_courier_nri.backend import NriBackend
 from cdi_courier_oci_hook import wrapping
 from cdi_courier_oci_hook.backend import WAYS, OciHookBackend
@@ -38,7 +38,7 @@ def installed(built: bool = True, without: tuple[str, ...] = (), **more: Any) ->
     backends = {
         "nri": NriBackend(),
         "oci_hook": OciHookBackend(WAYS if built else ()),
-        "cri_o_drop_in": CriODropInBackend(MODES if built else ()),
+        **({"cri_o_drop_in": CriODropInBackend()} if built else {}),
     }
     return Plugins({name: b for name, b in backends.items() if name not in without}, **more)
 

@@ -397,6 +397,17 @@ def test_a_backend_that_cannot_be_used_is_said(bench: Bench, state: str):
 # Uninstalling
 
 
+def test_what_needed_no_restart_needs_none_to_go(bench: Bench):
+    """Whatever the settings have as the command."""
+    bench.planned(restart="")
+    bench.settings = f"[runtimes]\ncontainerd = {{ restart = {json.dumps(bench.restart())} }}\n"
+    bench.invoke("install")
+    output = bench.invoke("uninstall", "--apply").output
+
+    assert "to make it effective" not in output
+    assert bench.runs == 0
+
+
 def test_uninstall_puts_everything_back(bench: Bench):
     """The files are as before, the command is printed, and nothing is restarted."""
     bench.invoke("install")
@@ -605,3 +616,129 @@ def test_a_failed_installation_takes_back_only_a_gate_that_nobody_uses(gated: Ga
     assert "CHG007" in output
     assert gated.main.read_bytes() == OLD
     assert gated.gate.exists() == bool(users)
+
+
+# What a backend may have beside
+
+
+class FakeInstaller(FakeBackend):
+    """A backend with every method that one may leave out."""
+
+    shown: Callable[[bool], str] = staticmethod(lambda canary: "a pod ran" if canary else "it says hello")
+
+    def plan_without_restart(self, runtime: Runtime, _: Any) -> ChangeSet:
+        return attrs.evolve(self.plans(runtime), restart="")
+
+    def dormant(self, _: Any) -> list[Runtime]:
+        return [Runtime("cri-o", "cri-o"), Runtime("containerd", "containerd")]
+
+    def prove(self, _: Runtime, __: Any, *, canary: bool) -> str:
+        return self.shown(canary)
+
+
+@pytest.fixture
+def more(bench: Bench) -> Bench:
+    """A bench whose backend has all of it."""
+    bench.backend = FakeInstaller(lambda runtime: bench.plans(runtime), lambda _: bench.ran.exists())
+    bench.plugins = Plugins({"fake": bench.backend})  # type: ignore[dict-item]
+    return bench
+
+
+def test_without_a_restart_a_way_that_needs_none_is_set_up(more: Bench):
+    """The option says what is allowed, and the backend has another plan for that."""
+    output = more.invoke("install", "--no-restart").output
+
+    assert more.installed
+    assert "to make it effective" not in output
+
+
+def test_a_backend_with_one_way_only_leaves_the_restart_to_the_administrator(bench: Bench):
+    """Then the option is the default."""
+    assert bench.invoke("install", "--no-restart").output == bench_output(bench)
+
+
+def bench_output(bench: Bench) -> str:
+    bench.invoke("uninstall")
+    return bench.invoke("install").output
+
+
+@pytest.mark.parametrize(
+    ("options", "said"), [([], "it says hello"), (["--canary"], "a pod ran")], ids=["without", "with"]
+)
+def test_after_a_restart_the_backend_shows_that_it_works(more: Bench, options: list[str], said: str):
+    """What it may do for that, the option says."""
+    output = more.invoke("install", "--apply", *options).output
+
+    assert f"containerd: {said}\n" in output
+    assert output.endswith("fake can serve it\n")
+
+
+def test_a_backend_without_a_canary_says_so(bench: Bench):
+    """Nobody takes the option for a proof then."""
+    assert "fake has no canary" in bench.invoke("install", "--apply", "--canary").output
+
+
+def test_what_fails_with_a_canary_is_taken_back(more: Bench):
+    """Pods could not be created any more, so the runtime is restarted without."""
+
+    def fail(_: bool) -> str:
+        raise HostError("CRI113", "no pod can be created")
+
+    more.backend.shown = fail  # type: ignore[attr-defined]
+    output = more.invoke("install", "--apply", "--canary", code=1).output
+
+    assert not more.installed
+    assert more.runs == 2
+    assert "CRI113: no pod can be created; what had been written is taken back" in output
+
+
+def test_what_cannot_be_shown_without_a_canary_stays(more: Bench):
+    """A probe that fails is told, and may be mended by something else."""
+
+    def fail(_: bool) -> str:
+        raise HostError("NRI009", "nothing came")
+
+    more.backend.shown = fail  # type: ignore[attr-defined]
+    output = more.invoke("install", "--apply", code=1).output
+
+    assert more.installed
+    assert "NRI009" in output
+
+
+def test_a_backend_that_breaks_while_showing_is_told(more: Bench):
+    """Its exception is no traceback."""
+
+    def fail(_: bool) -> str:
+        raise RuntimeError("oops")
+
+    more.backend.shown = fail  # type: ignore[attr-defined]
+    output = more.invoke("install", "--apply", code=1).output
+
+    assert "PLG002" in output
+    assert "failed to show that it works" in output
+
+
+def test_a_canary_without_a_restart_is_refused(more: Bench):
+    """There would be nothing in effect to try."""
+    assert "--canary needs --apply" in more.invoke("install", "--canary", code=2).output
+
+
+def test_a_canary_is_tried_also_where_nothing_had_to_be_changed(more: Bench):
+    """An installation from before can be put to the proof."""
+    more.planned(files=(), restart="")
+    output = more.invoke("install", "--apply", "--canary").output
+
+    assert "a pod ran" in output
+    assert more.runs == 0
+
+
+def test_a_runtime_that_does_not_run_is_set_up_where_its_backend_is_named(more: Bench):
+    """Of a kind that runs, only the running one counts; nothing is added unasked."""
+    named = more.invoke("install", "--backend", "fake", "--dry-run").output
+    more.invoke("install", "--dry-run", "--runtime", "cri-o", code=2)
+    alone = more.invoke("install", "--backend", "fake", "--runtime", "cri-o", "--dry-run").output
+
+    assert "containerd: a note" in named
+    assert "cri-o: a note" in named
+    assert named.count("containerd: a note") == 1
+    assert "containerd: a note" not in alone

@@ -217,3 +217,24 @@ def test_a_host_without_plugins_has_no_conflict(tmp_path: Path) -> None:
     found = conflicts.find(str(tmp_path / "none"), str(tmp_path / "none"))
 
     assert found == []
+
+
+def test_a_warning_of_a_backend_is_a_note(snapshot: Snapshot) -> None:
+    """Whoever asks the doctor learns what will end, beside what serves now."""
+    choice = attrs.evolve(chosen(), offers=(attrs.evolve(NRI, warning="the file is gone"),))
+    notes = reported([choice], snapshot)["runtimes"][0]["notes"]
+
+    assert notes[0] == "nri: the file is gone"
+
+
+def test_nri_is_asked_after_also_where_another_backend_has_arranged_it(snapshot: Snapshot) -> None:
+    """A session that is not there is no readiness, whoever is said to be active."""
+    arranged = Offer("cri_o_drop_in", "full", "nothing", "NRI is on", "nri")
+    choice = attrs.evolve(chosen("cri_o_drop_in", "cri_o_drop_in"), offers=(arranged,))
+    without = reported([choice], snapshot, daemon=None)
+    waiting = {"runtimes": {"containerd": {"state": "waiting", "cause": "NRI001"}}}
+    found = reported([choice], snapshot, daemon=waiting)
+
+    assert (without["ready"], found["ready"]) == (False, False)
+    assert "cdi-courier run" in " ".join(without["next"])
+    assert "the NRI session is waiting" in " ".join(found["next"])

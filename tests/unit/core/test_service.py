@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import queue
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -233,6 +234,20 @@ def test_what_was_read_of_spec_files_is_kept_as_long_as_it_may_be(tmp_path: Path
     assert second is first
     assert daemon.state.injector.registry is not first
     assert daemon.state.injector.registry.dirs == (str(tmp_path),)
+
+
+def test_the_log_level_counts_at_once(tmp_path: Path) -> None:
+    """Somebody who looks for a fault need not restart what shows it."""
+    daemon = Daemon(tmp_path, Reloading())
+    root = logging.getLogger()
+    before = root.level
+    try:
+        daemon.reload('[service]\nlog_level = "debug"\n')
+        during = root.level
+    finally:
+        root.setLevel(before)
+
+    assert during == logging.DEBUG
 
 
 # The service manager

@@ -10,7 +10,7 @@ import pytest
 from cdi_courier.hookspecs import Offer
 from cdi_courier.host.model import Fact, Host, Runtime
 from cdi_courier.plugins import Plugins
-from cdi_courier.settings import ProbeSettings, Settings
+from cdi_courier.settings import ProbeSettings, RuntimeSettings, Settings
 from cdi_courier.watch import Watch
 from support.waiting import wait_for
 
@@ -154,3 +154,42 @@ def test_it_looks_again_when_woken_and_ends_when_stopped() -> None:
     thread.join(10)
 
     assert not thread.is_alive()
+
+
+def test_new_settings_count_from_the_next_look_on_which_is_at_once() -> None:
+    """A runtime that they give to nobody is served by nobody, without waiting for the interval."""
+    hosts = Hosts(Host((containerd(),)))
+    watch = Watch(SETTINGS, PLUGINS, hosts)
+    thread = threading.Thread(target=watch.run)
+    thread.start()
+    wait_for(lambda: watch.choices, 10, "the first look")
+    (before,) = watch.choices or ()
+
+    watch.reload(attrs.evolve(SETTINGS, runtimes={"containerd": RuntimeSettings(ignore=True)}))
+    wait_for(lambda: hosts.looks == 2 and watch.choices and watch.choices[0] != before, 10, "another look")
+    (after,) = watch.choices or ()
+    watch.stop()
+    thread.join(10)
+
+    assert (before.active, after.active) == ("nri", None)
+
+
+def test_what_will_end_is_said_when_it_is_seen(caplog: pytest.LogCaptureFixture) -> None:
+    """A backend's warning is part of the line, which is said again when the warning changes."""
+    warnings = iter(["", "the file is gone", "the file is gone", ""])
+
+    class Warner:
+        name = "nri"
+
+        def offer(self, *_: object) -> Offer:
+            return Offer("nri", "full", "nothing", "it is on", warning=next(warnings))
+
+    watch = Watch(SETTINGS, Plugins({"nri": Warner()}), Hosts(Host((containerd(),))))  # type: ignore[dict-item]
+    for _ in range(4):
+        watch.look()
+
+    assert [record.getMessage().partition("it is on")[2] for record in caplog.records] == [
+        "",
+        "; nri: the file is gone",
+        "",
+    ]

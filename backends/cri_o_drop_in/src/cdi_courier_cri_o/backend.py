@@ -1,14 +1,16 @@
 """The CRI-O backend: a drop-in file that makes CRI-O run another backend.
 
-Its offers are real; writing the drop-in is not built yet, and until it is they say so and are impossible.
+It delivers nothing itself; its offer's ``via`` says who does.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from cdi_courier.errors import DeliveryError
+from cdi_courier.errors import HostError
 from cdi_courier.hookspecs import API_VERSION, Backend, Offer, ServeContext, hookimpl
+
+from . import offers, ways
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,72 +21,66 @@ if TYPE_CHECKING:
     from cdi_courier.injector import Injection
     from cdi_courier.settings import Settings
 
-NAME: Final = "cri_o_drop_in"
-
-MODES: Final = ("nri", "handler", "hook")
-"""What CRI-O can be made to run, best first."""
-
-_NRI_SINCE: Final = (1, 26, 0)
-_PRECEDING: Final = (1, 20, 0)
-
 
 class CriODropInBackend:
-    """Arranges; what delivers is the NRI backend, the runtime wrapper, or the hook.
+    """Arranges; what delivers is the NRI backend, the runtime wrapper, or the hook."""
 
-    built: the modes that can be installed.
-    """
-
-    name = NAME
+    name = offers.NAME
     api_version = API_VERSION
 
-    def __init__(self, built: Sequence[str] = ()) -> None:
-        self._built = built
-
     def offer(self, runtime: Runtime, settings: Settings) -> Offer:
-        """The best mode that CRI-O's version has, or the one that ``[cri_o_drop_in] mode`` demands."""
-        if runtime.kind != "cri-o":
-            return _impossible("it is for CRI-O only")
-        if runtime.get("nri") == "on":
-            return _impossible("NRI is on already; there is nothing to arrange")
-        version = runtime.version_tuple
-        if version is None or version < _PRECEDING:
-            return _impossible(f"CRI-O {runtime.version or 'of unknown version'} is not supported")
-        wanted = settings.cri_o_drop_in.mode
-        offers = {
-            "nri": Offer(NAME, "full", "restart", "a drop-in turns NRI on", "nri"),
-            "handler": Offer(
-                NAME, "full", "restart", "a drop-in registers the runtime wrapper as a handler", "oci_hook"
-            ),
-            "hook": Offer(
-                NAME, "partial", "install", "a hook injects into the created container", "oci_hook"
-            ),
-        }
-        if version < _NRI_SINCE:
-            del offers["nri"]
-        if wanted != "auto":
-            offers = {mode: offer for mode, offer in offers.items() if mode == wanted}
-            if not offers:
-                return _impossible(
-                    f'[cri_o_drop_in] mode = "{wanted}", and CRI-O {runtime.version} has no NRI'
-                )
-        for mode, offer in offers.items():
-            if mode in self._built:
-                return offer
-        reason = next(iter(offers.values())).reason
-        return _impossible(f"{reason}; installing that is not built yet")
+        """As `offers.offer`."""
+        return offers.offer(runtime, settings)
 
     def plan(self, runtime: Runtime, settings: Settings) -> ChangeSet:
-        """Nothing can be installed yet. Raises `DeliveryError` ``DLV002``."""
-        raise DeliveryError(
-            "DLV002", f"backend {NAME} cannot be installed: {self.offer(runtime, settings).reason}"
-        )
+        """As `install.plan`."""
+        from . import install
 
-    def undeliverable(self, _: Runtime, __: Injection, ___: Settings) -> Sequence[tuple[str, str]]:
-        """It delivers nothing itself."""
-        return ()
+        return install.plan(runtime, settings)
+
+    def plan_without_restart(self, runtime: Runtime, settings: Settings) -> ChangeSet:
+        """As `install.plan`, by a way that needs no restart: the hook."""
+        from . import install
+
+        return install.plan(runtime, settings, restart=False)
+
+    def dormant(self, settings: Settings) -> Sequence[Runtime]:
+        """A CRI-O that does not run, as its files and its program describe it."""
+        from . import dormant
+
+        return dormant.describe(settings)
+
+    def prove(self, runtime: Runtime, settings: Settings, *, canary: bool) -> str:
+        """What shows that the way in place works: NRI's introduction, or a pod if that is allowed.
+
+        Raises `CourierError` as `proof.nri`; ``CRI113``, ``CRI114`` as `canary.run`.
+        """
+        made = self.offer(runtime, settings)
+        if made.needs != "nothing":
+            raise HostError("CRI113", f"nothing is in effect yet that could be tried: {made.reason}")
+        if made.via == "nri":
+            from . import proof
+
+            return proof.nri(runtime, settings, canary=canary)
+        if not canary or made.fidelity != "full":
+            return ""
+        from . import canary as canary_
+
+        return canary_.run(runtime.endpoint, settings.oci_hook.handler)
+
+    def undeliverable(
+        self, runtime: Runtime, injection: Injection, settings: Settings
+    ) -> Sequence[tuple[str, str]]:
+        """What the backend loses that really delivers, or would."""
+        made = self.offer(runtime, settings)
+        # The wrapper loses nothing.
+        if made.via == "oci_hook" and made.fidelity == "full":
+            return ()
+        delivering = ways.backend(made.via, settings)
+        return () if delivering is None else delivering.undeliverable(runtime, injection, settings)
 
     def probe(self, _: Runtime, __: Settings) -> str:
-        """Nothing to touch."""
+        """Nothing to touch; `prove` does, after an installation."""
         return ""
 
     def serve(self, _: ServeContext) -> Server | None:
@@ -96,7 +92,3 @@ class CriODropInBackend:
 def cdi_courier_backend() -> Backend:
     """Return the backend."""
     return CriODropInBackend()
-
-
-def _impossible(reason: str) -> Offer:
-    return Offer(NAME, "partial", "impossible", reason)

@@ -323,7 +323,7 @@ class Handler:
             self._terms = evolve(self._terms, mode=mode)
         _tell_mode(mode)
         found = self._context.chosen(runtimes.kind(info.runtime_name), self._path)
-        if found is None or found.active != NAME or not _is_version(info.runtime_version, found):
+        if found is None or not found.is_served_by(NAME) or not _is_version(info.runtime_version, found):
             # A runtime that has just come or become another one is not what was described.
             self._context.look()
         if info.config:
@@ -356,7 +356,9 @@ class Handler:
         found = self._context.chosen(kind, self._path)
         endpoint = found.runtime.endpoint if found else ""
         idle = _why_idle(settings.runtimes, (endpoint, self._path, kind))
-        if not idle and found is not None and found.active not in (None, NAME):
+        if found is not None and found.is_served_by(NAME):
+            idle = ""  # also where another backend is demanded, which has only arranged that this one serves
+        elif not idle and found is not None and found.active is not None:
             idle = f"backend {found.active} serves them"
         if settings.nri.delivery != "auto":
             return _Mode(settings.nri.delivery, f'[nri] delivery = "{settings.nri.delivery}"', nri, idle)

@@ -22,9 +22,11 @@ def of(manifest: Manifest) -> tuple[str, ...]:
     return tuple(entry.path for entry in manifest.entries if entry.held)
 
 
-def must_be_unused(manifest: Manifest) -> None:
+def must_be_unused(manifest: Manifest, settings: Settings) -> None:
     """Raises `HostError` ``CHG011`` if a container needs one of them, or if that cannot be told."""
     files = [entry.path for entry in manifest.entries]
+    # Where a runtime keeps its containers may stand in a file that was left as it is.
+    files += [own.config for own in settings.runtimes.values() if own.config]
     for path in of(manifest):
         try:
             users = gate_users.users(path, files)
@@ -54,7 +56,7 @@ def called(manifest: Manifest, settings: Settings) -> tuple[str, ...]:
 
 def finish(manifest: Manifest, settings: Settings, *, force: bool = False) -> tuple[changes.Step, ...]:
     """Remove what was kept, after a restart. Raises `HostError` ``CHG011``, ``CHG013`` where it must stay."""
-    must_be_unused(manifest)
+    must_be_unused(manifest, settings)
     still = called(manifest, settings)
     if still:
         raise HostError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import time
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 from attrs import frozen
@@ -16,10 +16,14 @@ from cdi_courier.errors import CourierError, HostError, PluginError, quoted
 from cdi_courier.plugins import Plugins, discover
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cdi_courier.changes import ChangeSet
     from cdi_courier.hookspecs import Backend
     from cdi_courier.host.model import Host, Runtime
     from cdi_courier.settings import Settings
+
+T = TypeVar("T")
 
 _RESTART_TIMEOUT = 120.0  # seconds; systemd itself gives a unit 90 to start
 _READY_TIMEOUT = 15.0  # seconds from the restart until the runtime serves as planned
@@ -40,7 +44,17 @@ class _Job:
 @click.option("--runtime", "key", metavar="KEY", help="Only this runtime, by its kind or endpoint.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be written.")
 @click.option("--apply", "restart", is_flag=True, help="Also restart the runtime, and look at the result.")
-@click.option("--no-restart", is_flag=True, help="Print the restart command; this is the default.")
+@click.option(
+    "--no-restart",
+    is_flag=True,
+    help="Nothing may be restarted: use a way that needs none if there is one; else only print the command.",
+)
+@click.option(
+    "--canary",
+    is_flag=True,
+    help="With --apply: have the runtime create a pod and remove it again, where only that proves that "
+    "it works; if it does not, everything is taken back.",
+)
 @click.option("--force", is_flag=True, help="Write also over files that were changed since.")
 @click.option("--systemd", is_flag=True, help="Write the daemon's unit instead, where no package has.")
 @click.pass_context
@@ -52,6 +66,7 @@ def install(
     dry_run: bool,
     restart: bool,
     no_restart: bool,
+    canary: bool,
     force: bool,
     systemd: bool,
 ) -> None:
@@ -61,23 +76,26 @@ def install(
     puts every byte back.
     """
     modes(dry_run=dry_run, apply=restart, no_restart=no_restart)
+    if canary and not restart:
+        raise click.UsageError("--canary needs --apply: there is nothing to try before the restart")
     if systemd:
         from cdi_courier.cli import systemd as unit
 
-        if backend is not None or key is not None:
-            raise click.UsageError("--systemd goes with neither --backend nor --runtime")
+        if backend is not None or key is not None or canary:
+            raise click.UsageError("--systemd goes with neither --backend nor --runtime nor --canary")
         unit.install(dry_run=dry_run, start=restart, force=force)
         return
     settings = settings_of(context)
     plugins = discover(settings.backends.disabled)
-    if backend is not None:
-        _backend(plugins, backend)
     host = _describe(settings)
     for problem in host.problems:
         click.echo(f"warning: {problem}", err=True)
-    runtimes = [r for r in host.runtimes if key in (None, r.key, r.endpoint)]
+    every = [*host.runtimes]
+    if backend is not None:
+        every += _dormant(_backend(plugins, backend), settings, {r.kind for r in every})
+    runtimes = [r for r in every if key in (None, r.key, r.endpoint)]
     if key is not None and not runtimes:
-        known = ", ".join(r.key for r in host.runtimes) or "none"
+        known = ", ".join(r.key for r in every) or "none"
         raise click.UsageError(f"there is no runtime {quoted(key)} here; found: {known}")
     if not runtimes:
         raise HostError(
@@ -86,9 +104,9 @@ def install(
     failed = False
     for runtime in runtimes:
         try:
-            job = _plan(plugins, runtime, settings, backend)
+            job = _plan(plugins, runtime, settings, backend, may_restart=not no_restart)
             if job is not None:
-                _do(job, settings, dry_run=dry_run, restart=restart, force=force)
+                _do(job, settings, dry_run=dry_run, restart=restart, canary=canary, force=force)
         except CourierError as error:
             # One runtime's trouble is not the others'.
             click.echo(f"{runtime.key}: {error}", err=True)
@@ -169,7 +187,16 @@ def _backend(plugins: Plugins, name: str) -> Backend:
 # --- one runtime ---------------------------------------------------------------------------------------
 
 
-def _plan(plugins: Plugins, runtime: Runtime, settings: Settings, asked: str | None) -> _Job | None:
+def _dormant(backend: Backend, settings: Settings, running: set[str]) -> list[Runtime]:
+    """Runtimes of kinds of which none runs, and for which the backend can plan all the same."""
+    describe = getattr(backend, "dormant", None)
+    found = () if describe is None else _asked(backend, "describe what does not run", describe, settings)
+    return [runtime for runtime in found if runtime.kind not in running]
+
+
+def _plan(
+    plugins: Plugins, runtime: Runtime, settings: Settings, asked: str | None, *, may_restart: bool
+) -> _Job | None:
     own = settings.runtimes.get(runtime.endpoint) or settings.runtimes.get(runtime.key)
     if own is not None and own.ignore:
         click.echo(f"{runtime.key}: left alone, because [runtimes] says ignore")
@@ -180,19 +207,27 @@ def _plan(plugins: Plugins, runtime: Runtime, settings: Settings, asked: str | N
             "PLG004", "no backend can serve this runtime", "install one, such as cdi-courier-nri"
         )
     backend = _backend(plugins, name)
+    plan = backend.plan
+    if not may_restart:
+        plan = getattr(backend, "plan_without_restart", plan)
+    return _Job(backend, runtime, _asked(backend, "plan", plan, runtime, settings))
+
+
+def _asked(backend: Backend, what: str, call: Callable[..., T], *arguments: Any, **named: Any) -> T:
+    """What the backend answers. Raises `CourierError`; ``PLG002`` for whatever else it raises."""
     try:
-        return _Job(backend, runtime, backend.plan(runtime, settings))
+        return call(*arguments, **named)
     except CourierError:
         raise
     except Exception as error:  # noqa: BLE001 - foreign code
         raise PluginError(
             "PLG002",
-            f"backend {name} failed to plan: {quoted(f'{type(error).__name__}: {error}')}",
+            f"backend {backend.name} failed to {what}: {quoted(f'{type(error).__name__}: {error}')}",
             "report it to its author, or name another with --backend",
         ) from None
 
 
-def _do(job: _Job, settings: Settings, *, dry_run: bool, restart: bool, force: bool) -> None:
+def _do(job: _Job, settings: Settings, *, dry_run: bool, restart: bool, canary: bool, force: bool) -> None:
     plan = job.plan
     show(changes.preview(plan, folder=changes.FOLDER, force=force))
     if dry_run:
@@ -209,6 +244,8 @@ def _do(job: _Job, settings: Settings, *, dry_run: bool, restart: bool, force: b
     for note in plan.notes:
         click.echo(f"{plan.runtime}: {note}")
     if not plan.restart:
+        if canary:
+            _prove(job, job.runtime, settings, canary=True)
         return
     if not restart:
         click.echo(f"{plan.runtime}: to make it effective: {plan.restart}")
@@ -219,12 +256,43 @@ def _do(job: _Job, settings: Settings, *, dry_run: bool, restart: bool, force: b
         if steps:
             _take_back(plan, settings, error)
         raise
-    _look_again(job, settings)
+    runtime = _look_again(job, settings)
+    try:
+        _prove(job, runtime, settings, canary=canary)
+    except CourierError as error:
+        if steps and canary:
+            _must_be_unused(plan, settings, error)
+            _take_back(plan, settings, error)
+        raise
     click.echo(f"{plan.runtime}: {plan.backend} can serve it")
 
 
-def _take_back(plan: ChangeSet, settings: Settings, error: HostError) -> NoReturn:
-    """Undo the installation that the runtime does not start with, start it without, and say so."""
+def _prove(job: _Job, runtime: Runtime, settings: Settings, *, canary: bool) -> None:
+    """Have the backend show that it works, if it can. Raises `CourierError` if it does not work."""
+    prove = getattr(job.backend, "prove", None)
+    seen = (
+        ""
+        if prove is None
+        else _asked(job.backend, "show that it works", prove, runtime, settings, canary=canary)
+    )
+    if seen:
+        click.echo(f"{runtime.key}: {seen}")
+    elif canary:
+        click.echo(f"{runtime.key}: {job.plan.backend} has no canary; nothing more was tried")
+
+
+def _must_be_unused(plan: ChangeSet, settings: Settings, error: CourierError) -> None:
+    """Raises `error`, with the reason, if containers exist that could not do without what was installed."""
+    try:
+        for manifest in changes.installed(changes.FOLDER):
+            if (manifest.backend, manifest.runtime) == (plan.backend, plan.runtime):
+                held.must_be_unused(manifest, settings)
+    except CourierError as second:
+        raise HostError(error.code, f"{error.message}; {second.message}", error.hint) from None
+
+
+def _take_back(plan: ChangeSet, settings: Settings, error: CourierError) -> NoReturn:
+    """Undo the installation that the runtime does not start or work with, start it without, and say so."""
     mine = [
         manifest
         for manifest in changes.installed(changes.FOLDER)
@@ -245,11 +313,11 @@ def _take_back(plan: ChangeSet, settings: Settings, error: HostError) -> NoRetur
                 held.finish(manifest, settings)
         except CourierError as third:
             outcome += f"; {third.message}"
-    raise HostError("CHG007", f"{error.message}; {outcome}", error.hint) from None
+    raise HostError(error.code, f"{error.message}; {outcome}", error.hint) from None
 
 
-def _look_again(job: _Job, settings: Settings) -> None:
-    """Raises `HostError` ``CHG008`` if the backend cannot serve the runtime as it is now."""
+def _look_again(job: _Job, settings: Settings) -> Runtime:
+    """The runtime as it is now. Raises `HostError` ``CHG008`` if the backend cannot serve it."""
     deadline = time.monotonic() + _READY_TIMEOUT
     while True:
         found = [r for r in _describe(settings).runtimes if r.key == job.runtime.key]
@@ -257,7 +325,7 @@ def _look_again(job: _Job, settings: Settings) -> None:
         if found:
             offer = job.backend.offer(found[0], settings)
             if offer.needs == "nothing":
-                return
+                return found[0]
             reason = offer.reason
         if time.monotonic() >= deadline:
             raise HostError(

@@ -75,8 +75,10 @@ def uninstall(
 
 def _do(manifest: Manifest, settings: Settings, *, dry_run: bool, restart: bool, force: bool) -> None:
     own = settings.runtimes.get(manifest.runtime)
-    command = own.restart if own is not None and own.restart else manifest.restart
-    held.must_be_unused(manifest)
+    command = manifest.restart
+    if command and own is not None and own.restart:
+        command = own.restart
+    held.must_be_unused(manifest, settings)
     # What the daemon that runs would call goes only after its restart.
     kept = held.called(manifest, settings)
     show(changes.preview_undo(manifest, folder=changes.FOLDER, force=force, keep=kept))

@@ -95,8 +95,11 @@ class Client:
         )
         return rpc.future(request, timeout=timeout)
 
-    def finish(self, call: Any, method: str, timeout: float) -> Any:
-        """The response of a call. Raises `Unimplemented`; `HostError` ``HST103``, ``HST104``."""
+    def finish(self, call: Any, method: str, timeout: float, limit: int = 200) -> Any:
+        """The response of a call. Raises `Unimplemented`; `HostError` ``HST103``, ``HST104``.
+
+        limit: characters of what the runtime says that are told.
+        """
         try:
             # gRPC ends the call in time; the second timeout is for a gRPC that does not.
             # Not `result`: what it raises is the call itself, whose traceback then holds the call for ever.
@@ -110,7 +113,7 @@ class Client:
             raise Unimplemented(method)
         if code == _CODES.DEADLINE_EXCEEDED:
             raise late(f"{method} at {self.path}", timeout)
-        raise HostError("HST104", f"{method} at {self.path} failed: {code.name}: {quoted(details)}")
+        raise HostError("HST104", f"{method} at {self.path} failed: {code.name}: {quoted(details, limit)}")
 
 
 @contextlib.contextmanager

@@ -49,23 +49,23 @@ def get_info(root: Root, path: str, timeout: float) -> Mapping[str, Any]:
     return from_json(unix_http.get(root, path, "/info", timeout), f"{INFO} at {path}")
 
 
-def learn_from_config(document: Mapping[str, Any], findings: Findings) -> None:
-    """Note what the live configuration says."""
+def learn_from_config(document: Mapping[str, Any], findings: Findings, source: str = CONFIG) -> None:
+    """Note what the live configuration says. source: where it comes from, if not from the daemon."""
     runtime, nri = table(document, "crio", "runtime"), table(document, "crio", "nri")
     enabled = flag(nri.get("enable_nri"))
-    findings.learn("nri", None if enabled is None else "on" if enabled else "off", CONFIG)
-    findings.learn("nri_socket", text(nri.get("nri_listen")) or None, CONFIG)
+    findings.learn("nri", None if enabled is None else "on" if enabled else "off", source)
+    findings.learn("nri_socket", text(nri.get("nri_listen")) or None, source)
     closed = flag(nri.get("nri_disable_connections"))
-    findings.learn("nri_connections", None if closed is None else not closed, CONFIG)
+    findings.learn("nri_connections", None if closed is None else not closed, source)
     if nri:
         # CRI-O leaves empty lists out; before 1.34 it has no validator.
         rules = table(nri, "default_validator")
         rules = rules if rules.get(_ENABLE) is True else {}
-        findings.learn("nri_validator", {key: True for key, on in rules.items() if on is True}, CONFIG)
-        findings.learn("required_plugins", texts(rules.get(_REQUIRED)), CONFIG)
+        findings.learn("nri_validator", {key: True for key, on in rules.items() if on is True}, source)
+        findings.learn("required_plugins", texts(rules.get(_REQUIRED)), source)
     _learn_runtime(
         findings,
-        CONFIG,
+        source,
         entries=handlers(table(runtime, "runtimes"), lambda e: _handler(e, "runtime_type", "runtime_path")),
         default=runtime.get("default_runtime"),
         hooks=runtime.get("hooks_dir", ()),

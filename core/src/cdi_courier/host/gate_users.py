@@ -33,6 +33,10 @@ _TASKS = "/io.containerd.runtime.v2.task"
 _DOCKER_CONFIG = "/etc/docker/daemon.json"
 _DOCKER_ROOT = "/var/lib/docker"
 _CRI = "io.kubernetes.cri."
+_CRIO_CONFIG = "/etc/crio/crio.conf"
+_CRIO_DROP_INS = "/etc/crio/crio.conf.d"
+_CRIO_STORES = ("/run/containers/storage", "/var/lib/containers/storage")
+_CRIO = "io.kubernetes.cri-o."
 
 
 def users(gate: str, configurations: Sequence[str] = ()) -> tuple[str, ...]:
@@ -137,7 +141,62 @@ def _docker_roots() -> Iterator[str]:
                 yield os.fsdecode(value if equals else after)
 
 
-SOURCES: tuple[Source, ...] = (containerd, docker)
+# --- CRI-O ---------------------------------------------------------------------------------------------
+
+
+def cri_o(gate: str, configurations: Sequence[str]) -> Iterator[str]:
+    """Pods of CRI-O, running or not, that were created with a handler by name whose program is the gate.
+
+    CRI-O looks the handler up again for everything that it does to them; once that is gone they cannot even
+    be stopped. A pod that got the gate as the default handler notes no handler and takes whichever is the
+    default by then, so that it does not need the gate once CRI-O has been restarted without it.
+    """
+    handlers: set[str] = set()
+    stores = set(_CRIO_STORES)
+    for path in {*configurations, _CRIO_CONFIG, *_below(_CRIO_DROP_INS)}:
+        if path.endswith(".json"):
+            continue
+        main = _toml(path).get("crio")
+        main = main if isinstance(main, dict) else {}
+        stores |= {value for key in ("root", "runroot") if isinstance(value := main.get(key), str)}
+        runtime = main.get("runtime")
+        entries = runtime.get("runtimes") if isinstance(runtime, dict) else None
+        for name, entry in entries.items() if isinstance(entries, dict) else ():
+            if isinstance(entry, dict) and _same(str(entry.get("runtime_path") or ""), gate):
+                handlers.add(name)
+    if not handlers:
+        return
+    for store in stores:
+        # Called after the storage driver: overlay-containers.
+        for folder in (name for name in _entries(store) if name.endswith("-containers")):
+            for identity in _entries(f"{store}/{folder}"):
+                annotations = _object(f"{store}/{folder}/{identity}/userdata/config.json").get("annotations")
+                told = annotations if isinstance(annotations, dict) else {}
+                # Pods' authors can write the handler's annotation, but not into a sandbox.
+                if told.get(f"{_CRIO}ContainerType") == "sandbox" and (
+                    told.get(f"{_CRIO}RuntimeHandler") in handlers
+                ):
+                    pod = [told.get(f"{_CRIO}{key}") for key in ("Namespace", "KubeName")]
+                    known = all(isinstance(part, str) and part for part in pod)
+                    yield "/".join(map(str, pod)) if known else f"cri-o/{identity}"
+
+
+def _below(folder: str) -> Iterator[str]:
+    for path, _, names in os.walk(folder):
+        yield from (os.path.join(path, name) for name in names)
+
+
+def _toml(path: str) -> dict[str, Any]:
+    """The TOML document in the file; an empty one if there is none."""
+    import tomllib
+
+    try:
+        return tomllib.loads((_read(path) or b"").decode())
+    except (ValueError, RecursionError):
+        return {}
+
+
+SOURCES: tuple[Source, ...] = (containerd, docker, cri_o)
 """One function a runtime."""
 
 

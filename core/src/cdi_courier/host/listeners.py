@@ -40,15 +40,28 @@ _TIMEOUT: Final = 1.0  # seconds; the kernel answers in a millisecond
 def listens(root: Root, path: str, pid: int) -> bool:
     """Whether it can be seen that this process listens at the socket's file."""
     try:
-        found = os.stat(root.real(path))
-        if not stat.S_ISSOCK(found.st_mode):
-            return False
-        # As the kernel encodes it; inodes are cut to 32 bits there.
-        file = (found.st_ino & 0xFFFFFFFF, os.major(found.st_dev) << 20 | os.minor(found.st_dev))
-        wanted = {f"socket:[{inode}]" for inode, at in _listening() if at == file}
+        wanted = {f"socket:[{inode}]" for inode in _sockets(root, path)}
         return bool(wanted) and any(target in wanted for target in _descriptors(root, pid))
     except (OSError, ValueError, struct.error):
         return False
+
+
+def anybody_listens(root: Root, path: str) -> bool:
+    """Whether it can be seen that some process listens at the socket's file."""
+    try:
+        return bool(_sockets(root, path))
+    except (OSError, ValueError, struct.error):
+        return False
+
+
+def _sockets(root: Root, path: str) -> list[int]:
+    """Inodes of the sockets that listen at this file. Raises what the kernel's answers may raise."""
+    found = os.stat(root.real(path))
+    if not stat.S_ISSOCK(found.st_mode):
+        return []
+    # As the kernel encodes it; inodes are cut to 32 bits there.
+    file = (found.st_ino & 0xFFFFFFFF, os.major(found.st_dev) << 20 | os.minor(found.st_dev))
+    return [inode for inode, at in _listening() if at == file]
 
 
 def _descriptors(root: Root, pid: int) -> Iterator[str]:
