@@ -121,11 +121,11 @@ def _arrow(start: _Box, end: _Box, label: str) -> str:
     else:
         side = _HEIGHT / 2 if y2 > y1 else -_HEIGHT / 2
         y1, y2 = y1 + side, y2 - side
-    text = (
-        f'  <text x="{(x1 + x2) / 2 + 4:g}" y="{(y1 + y2) / 2 - 4:g}" text-anchor="middle" fill="#555" '
-        f'font-size="11" stroke="#fff" stroke-width="4" paint-order="stroke">{escape(label)}</text>\n'
-        if label
-        else ""
+    # Written twice: the first, wider and white, parts the letters from the line.
+    text = "".join(
+        f'  <text x="{(x1 + x2) / 2 + 4:g}" y="{(y1 + y2) / 2 + 4:g}" text-anchor="middle" '
+        f'font-size="11" {look}>{escape(label)}</text>\n'
+        for look in (('fill="#fff" stroke="#fff" stroke-width="5"', 'fill="#555"') if label else ())
     )
     line = f"M{x1:g} {y1:g}L{x2:g} {y2:g}"
     return f'  <path d="{line}" stroke="#555" stroke-width="1.5" fill="none" marker-end="url(#a)"/>\n{text}'
