@@ -184,12 +184,13 @@ def test_what_is_restarted_in_vain_is_told(bench: Bench):
 
 
 def test_a_runtime_that_is_gone_after_its_restart_is_told(bench: Bench):
-    """Not finding it again is a failure too."""
+    """Not finding it again is a failure too, and what kept the host from being described is its reason."""
     real = bench.describe
-    bench.describe = lambda: real() if not bench.runs else Host()  # type: ignore[method-assign]
+    gone = Host(problems=("HST108: the probing process said nothing for 10 s",))
+    bench.describe = lambda: real() if not bench.runs else gone  # type: ignore[method-assign]
     output = bench.invoke("install", "--apply", code=1).output
 
-    assert "not found any more" in output
+    assert "not found any more; HST108: the probing process said nothing for 10 s" in output
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,14 @@ import sys
 import time
 from pathlib import Path
 
+import attrs
 import pytest
 from cdi_courier.errors import HostError
 from cdi_courier.host import describe as module
 from cdi_courier.host.answers import Findings, late, together
 from cdi_courier.host.describe import describe
 from cdi_courier.host.model import FACTS, Fact, Host, Runtime, from_json, to_json
-from cdi_courier.settings import RuntimeSettings, Settings
+from cdi_courier.settings import ProbeSettings, RuntimeSettings, Settings
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -117,6 +118,19 @@ def test_a_child_that_fails_is_a_problem_in_words(
     assert time.monotonic() - start < timeout + 5
     assert host.runtimes == ()
     assert [problem.startswith(said) for problem in host.problems] == [True]
+
+
+@pytest.mark.parametrize(("probe", "total"), [(2.0, 9.0), (30.0, 31.0)], ids=["default", "slow host"])
+def test_the_whole_has_time_for_one_probe(
+    monkeypatch: pytest.MonkeyPatch, probe: float, total: float
+) -> None:
+    """``[probe] timeout`` is not cut short by the limit of the whole description."""
+    script = "import json, sys; r = json.load(sys.stdin); print(r['timeout'], r['total'])"
+    monkeypatch.setattr(module, "_COMMAND", ("-c", script))
+
+    (problem,) = describe(attrs.evolve(Settings(), probe=ProbeSettings(timeout=probe))).problems
+
+    assert f"{probe} {total}" in problem
 
 
 def test_an_interpreter_that_is_gone_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ GRANTS = ((CHAR, 1, 11, READ | WRITE), (BLOCK, 7, 0, READ))
 ENTRIES = [("/dev/char/1:11", "rw"), ("/dev/block/7:0", "r")]
 UNIT = "/org/freedesktop/systemd1/unit/cri_2dc1_2escope"
 
-TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
+TEXT = st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]))
 BASIC = {
     "y": st.integers(0, 255),
     "u": st.integers(0, 2**32 - 1),

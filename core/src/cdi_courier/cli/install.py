@@ -320,8 +320,9 @@ def _look_again(job: _Job, settings: Settings) -> Runtime:
     """The runtime as it is now. Raises `HostError` ``CHG008`` if the backend cannot serve it."""
     deadline = time.monotonic() + _READY_TIMEOUT
     while True:
-        found = [r for r in _describe(settings).runtimes if r.key == job.runtime.key]
-        reason = "it is not found any more"
+        host = _describe(settings)
+        found = [r for r in host.runtimes if r.key == job.runtime.key]
+        reason = "; ".join(("it is not found any more", *host.problems))
         if found:
             offer = job.backend.offer(found[0], settings)
             if offer.needs == "nothing":

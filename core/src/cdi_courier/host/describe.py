@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cdi_courier.settings import Settings
 
 TIMEOUT: Final = 10.0
-"""Seconds for the whole description; on a usual host it takes half a second."""
+"""Seconds for the whole description, or more if one probe may take longer; it usually takes half a second."""
 
 _SHOWN: Final = 300
 _START: Final = 1.0  # seconds for the child's start and end, or half of the time if that is less
@@ -24,13 +24,15 @@ _COMMAND: Final = ("-P", "-m", "cdi_courier.host")
 _ENVIRONMENT: Final = {"GRPC_VERBOSITY": "NONE", "GRPC_ENABLE_FORK_SUPPORT": "0", "PYTHONUTF8": "1"}
 
 
-def describe(settings: Settings, timeout: float = TIMEOUT, *, root: str = "") -> Host:
+def describe(settings: Settings, timeout: float | None = None, *, root: str = "") -> Host:
     """The container runtimes of this host, as they are now.
 
-    timeout: seconds for all of it, one more if the machine is stuck; single questions are bounded by
-    ``[probe] timeout``. root: the folder that is the host's ``/``, for a host that is not this machine. Never
-    raises: what could not be learnt is a problem of the runtime or of the host.
+    timeout: seconds for all of it, one more if the machine is stuck; None for `TIMEOUT`. Single questions are
+    bounded by ``[probe] timeout``. root: the folder that is the host's ``/``, for a host that is not this
+    machine. Never raises: what could not be learnt is a problem of the runtime or of the host.
     """
+    if timeout is None:
+        timeout = max(TIMEOUT, settings.probe.timeout + 2 * _START)
     request = {
         "root": root,
         "timeout": settings.probe.timeout,
