@@ -326,7 +326,7 @@ replaces an earlier one's, lists too; entries of `[runtimes]` merge key by key; 
 tried *before* those of earlier ones. `--config FILE` reads that file alone.
 
 Each option of a command can also be given in the environment, as `CDI_COURIER_`, the command and the option:
-`CDI_COURIER_RUN_LOG_LEVEL=debug`. Options override the environment, the environment overrides files.
+`CDI_COURIER_RUN_BACKEND=nri`. Options override the environment, the environment overrides files.
 
 The last column says when a change counts: at a *reload* (`systemctl reload cdi-courier`), a *restart*, or the
 next `cdi-courier install`. Hooks and the runtime wrapper look at the files for each container.

@@ -55,9 +55,9 @@ class BundleSocketBackend:
         )
 
     def plan(self, runtime: Runtime, settings: Settings) -> ChangeSet:
-        """Nothing can be installed. Raises `DeliveryError` ``DLV002``."""
+        """Nothing can be installed. Raises `DeliveryError` ``SER004``."""
         raise DeliveryError(
-            "DLV002", f"backend {NAME} cannot be installed: {self.offer(runtime, settings).reason}"
+            "SER004", f"backend {NAME} cannot be installed: {self.offer(runtime, settings).reason}"
         )
 
     def undeliverable(self, _: Runtime, __: Injection, ___: Settings) -> Sequence[tuple[str, str]]:
