@@ -93,6 +93,24 @@ def test_a_refusal_leaves_the_config_and_serves_the_next(server: Any, tmp_path: 
     assert "GPS=/dev/null" in config_of(tmp_path)["process"]["env"]
 
 
+def test_a_reload_counts_from_the_next_launcher_on(
+    server: Any, context: ServeContext, tmp_path: Path
+) -> None:
+    """Once the settings skip what is not known, a container starts without it and the socket stays."""
+    bundle(tmp_path, {"serial.example.com": "modem"})
+    with pytest.raises(RefusedError):
+        prepare(tmp_path, tmp_path / "bundle.sock")
+    changed = evolve(context.settings, delivery=evolve(context.settings.delivery, on_unresolvable="skip"))
+    server.reload(changed, Injector(changed, context.injector.registry, (NVIDIA, SERIAL)))
+    prepare(tmp_path, tmp_path / "bundle.sock")
+
+    assert config_of(tmp_path)["annotations"]["cdi-courier.io/status"] == "skipped:CDI012"
+    assert [(d["verdict"], d["code"]) for d in server.decisions()] == [
+        ("refused", "CDI012"),
+        ("skipped", "CDI012"),
+    ]
+
+
 @pytest.mark.parametrize(
     "data", ["", "{", "[]", "null", "[" * 100_000], ids=["empty", "cut", "list", "null", "deep"]
 )

@@ -124,6 +124,10 @@ class BundleServer:
     def reconsider(self) -> None:
         """What is chosen for runtimes does not matter here."""
 
+    def reload(self, _: Settings, injector: Injector) -> None:
+        """Answer the next launcher by other settings (`cdi_courier.hookspecs.Reloadable`)."""
+        self._injector = injector
+
     def status(self) -> dict[str, dict[str, Any]]:
         """The one socket."""
         return {str(self._path): {"state": "active", "since": self._since, "counts": dict(self._counts)}}
@@ -149,7 +153,7 @@ class BundleServer:
             config, names = self._edit(data)
         except CourierError as error:
             logger.warning("refused: %s", error)
-            self._decide("refused", (), str(error))
+            self._decide("refused", (), str(error), error.code)
             return {"error": str(error)}
         except (ValueError, RecursionError):
             return {"error": "the config is no JSON"}
@@ -169,13 +173,19 @@ class BundleServer:
         else:
             edited = editing.skip(config, result.error)
             logger.warning("skipped: %s", result.error)
-            self._decide("skipped", result.names, str(result.error))
+            self._decide("skipped", result.names, str(result.error), result.error.code)
         return edited.config, edited.names
 
-    def _decide(self, verdict: str, names: Sequence[str], cause: str) -> None:
+    def _decide(self, verdict: str, names: Sequence[str], cause: str, code: str = "") -> None:
         self._counts[verdict] += 1
         self._decisions.append(
-            {"time": time.time(), "verdict": verdict, "devices": list(names), "cause": cause}
+            {
+                "time": time.time(),
+                "verdict": verdict,
+                "devices": list(names),
+                "cause": cause,
+                "code": code,
+            }
         )
 
 
