@@ -11,6 +11,7 @@
 # make deb     Debian packages into dist/deb (packaging/README.md)
 # make rpm     rpm packages into dist/rpm
 # make wheels  wheels and sdists into dist/pypi
+# make docs    the pages and pictures that are made of something else
 # make clean   remove what the targets above made
 
 VENV := .venv
@@ -19,7 +20,7 @@ CACHE := .cache
 PROJECTS := pyproject.toml core/pyproject.toml $(wildcard backends/*/pyproject.toml)
 FAST := tests/unit tests/conformance
 
-.PHONY: demo test venv lint unit e2e floors fuzz bench bench-check deb rpm wheels test-host clean
+.PHONY: demo test venv lint unit e2e floors fuzz bench bench-check deb rpm wheels docs test-host clean
 
 demo: $(VENV)/.ready
 	$(PYTHON) demo
@@ -79,6 +80,10 @@ rpm:
 
 wheels: $(VENV)/.ready
 	PYTHON=$(abspath $(PYTHON)) sh packaging/wheels.sh dist/pypi
+
+docs: $(VENV)/.ready
+	$(PYTHON) tools/reference.py --settings-page >docs/settings.md
+	for source in docs/pictures/*.txt; do $(PYTHON) tools/picture.py $$source >$${source%.txt}.svg; done
 
 clean:
 	rm -rf $(VENV) $(CACHE) dist

@@ -1,6 +1,7 @@
 """Writes what packages ship beside the program: man pages, completions, and the configuration file.
 
 usage: reference.py FOLDER
+       reference.py --settings-page >docs/settings.md
 
 FOLDER/man/*.1, *.5; FOLDER/completions/{bash,zsh,fish}/...; FOLDER/config.toml. All of it comes from the
 click commands and the settings' own classes, so it cannot tell anything else than the program does. It needs
@@ -24,6 +25,7 @@ import attrs
 import click
 from cdi_courier.cli import command
 from cdi_courier.policy import BUILT_IN
+from cdi_courier.reloading import INSTALLED, RESTART
 from cdi_courier.settings import PolicyRule, RuntimeSettings, Settings
 from click.shell_completion import get_completion_class
 
@@ -55,7 +57,10 @@ connection in the environment.
 
 
 def main() -> None:
-    """Write everything below the folder that the command line names."""
+    """Write everything below the folder that the command line names, or print the settings' page."""
+    if sys.argv[1] == "--settings-page":
+        sys.stdout.write(settings_page())
+        return
     folder = Path(sys.argv[1])
     for name, text in pages().items():
         _write(folder / "man" / name, text)
@@ -302,6 +307,92 @@ def _toml(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(_toml, value))}]"
     return str(value)
+
+
+# --- the page of the settings ---------------------------------------------------------------------------
+
+_PAGE_HEAD = """\
+<!-- Made by `make docs` of the settings' classes; change core/src/cdi_courier/settings.py instead. -->
+
+# Settings
+
+Every key is optional. An unknown table or key, or a value of a wrong type, is an error that names file, line,
+key and what is allowed ([SET001 and further](errors.md#settings)); `cdi-courier config check` reads all files
+as the daemon does.
+
+Read are, in this order, `/etc/cdi-courier/config.toml` and `/etc/cdi-courier/conf.d/*.toml` bytewise; for a
+user who is not root, `~/.config/cdi-courier` takes the place of `/etc/cdi-courier`. A later file's value
+replaces an earlier one's, lists too; entries of `[runtimes]` merge key by key; the rules of a later file are
+tried *before* those of earlier ones. `--config FILE` reads that file alone.
+
+Each option of a command can also be given in the environment, as `CDI_COURIER_`, the command and the option:
+`CDI_COURIER_RUN_BACKEND=nri`. Options override the environment, the environment overrides files.
+
+The last column says when a change counts: at a *reload* (`systemctl reload cdi-courier`), a *restart*, or the
+next `cdi-courier install`. Hooks and the runtime wrapper look at the files for each container.
+
+```toml
+# /etc/cdi-courier/conf.d/50-site.toml
+[annotations]
+domains = ["nvidia.cdi.k8s.io", "amd.cdi.k8s.io"]
+
+[[policy.rules]]
+action = "allow"
+namespaces = ["ml-*"]
+devices = ["nvidia.com/gpu=*"]
+```
+"""
+
+
+def settings_page() -> str:
+    """``docs/settings.md``."""
+    lines = [_PAGE_HEAD]
+    for section in attrs.fields(Settings):
+        if section.metadata.get("internal"):
+            continue
+        for table, cls in _tables(section):
+            title = (
+                "[runtimes.KEY]" if table == "runtimes" else f"[[{table}]]" if "." in table else f"[{table}]"
+            )
+            lines += [f"## `{title}`", "", _doc(cls).replace("``", "`"), ""]
+            if table == "runtimes":
+                lines += [_RUNTIME_KEYS, ""]
+            lines += ["| key | type | default | meaning | counts |", "|---|---|---|---|---|"]
+            lines += [_row(section.name, a) for a in _keys(cls)]
+            if cls is PolicyRule:
+                lines += ["", f"Last comes a rule that is always there: {_BUILT_IN_WORDS}."]
+            lines.append("")
+    return "\n".join(lines)
+
+
+_BUILT_IN_WORDS = f"`{BUILT_IN.action}` anything in `{'`, `'.join(BUILT_IN.namespaces)}`"
+
+
+_RUNTIME_KEYS = """\
+KEY is a kind (`containerd`, `cri-o`, `docker`, `podman`) or, in quotes, the path of the runtime's socket; a
+path beats a kind."""
+
+_TYPES = {str: "string", int: "whole number", float: "number", bool: "boolean"}
+
+
+def _row(section: str, attribute: attrs.Attribute[Any]) -> str:
+    choices = get_args(attribute.type) if get_origin(attribute.type) is Literal else ()
+    many = get_origin(attribute.type) is tuple
+    cells = (
+        f"`{attribute.name}`",
+        ", ".join(f'`"{choice}"`' for choice in choices)
+        or _TYPES.get(attribute.type, "strings" if many else ""),
+        "(required)" if attribute.default is attrs.NOTHING else f"`{_toml(attribute.default)}`",
+        re.sub(r"([*|\[\]])", r"\\\1", attribute.metadata["doc"]),
+        _counts(section, attribute.name),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _counts(section: str, key: str) -> str:
+    if f"{section}.{key}" in RESTART:
+        return "restart"
+    return "install" if section in INSTALLED else "reload"
 
 
 # --- completions ---------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from cdi_courier.host import gate_users
 from cdi_courier.host.model import Fact, Runtime
 from cdi_courier.settings import OciHookSettings, Settings
 from cdi_courier_oci_hook import wrapping
-from cdi_courier_oci_hook.backend import BUILT, OciHookBackend
+from cdi_courier_oci_hook.backend import OciHookBackend
 from click.testing import Result
 from support.containerd import SUITES_1_6, SUITES_1_7, SUITES_2, packaged
 from support.containerd_files import HANDLED, Files
@@ -186,7 +186,7 @@ def test_containerd_makes_of_the_files_what_is_meant(
     version = files.version if files.version.startswith(reader[:2]) else f"{reader}.0"
     runtime = Runtime("containerd", "containerd", version, "", {"config": Fact(str(main), "a test")})
     told = Settings(oci_hook=OciHookSettings(gate_dir=str(tmp_path / "bin")))
-    changes.apply(OciHookBackend(BUILT).plan(runtime, told), folder=changes.FOLDER)
+    changes.apply(OciHookBackend().plan(runtime, told), folder=changes.FOLDER)
     after = dump(binaries[reader], main)
 
     table, old = handlers(after), handlers(before)

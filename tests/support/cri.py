@@ -393,11 +393,6 @@ class CriClient:
         self.stop_container(container)
         self.call("RemoveContainer", MESSAGES["RemoveContainerRequest"](container_id=container))
 
-    def container_log(self, pod: Pod, name: str) -> str:
-        """What the container has written so far, in the runtime's format: time, stream, tag, text."""
-        path = Path(pod.config.log_directory, f"{name}.log")
-        return path.read_text(errors="replace") if path.exists() else ""
-
 
 def _id(pod: Pod | str) -> str:
     return pod if isinstance(pod, str) else pod.id

@@ -28,7 +28,9 @@ RESTART: Final = (
 )
 """Keys that count from the start of the daemon to its end."""
 
-_INSTALLED: Final = ("oci_hook", "cri_o_drop_in")  # sections that are written into the host by `install`
+INSTALLED: Final = ("oci_hook", "cri_o_drop_in")
+"""Sections that are written into the host by `install`."""
+
 _FOLLOWS: Final = ("policy.sources",)  # where rules stand; no key of its own
 
 
@@ -56,7 +58,7 @@ def compare(old: Settings, new: Settings) -> Change:
         section, _, name = key.partition(".")
         kept = attrs.evolve(getattr(settings, section), **{name: getattr(getattr(old, section), name)})
         settings = attrs.evolve(settings, **{section: kept})
-    install = tuple(key for key in differing if key.partition(".")[0] in _INSTALLED)
+    install = tuple(key for key in differing if key.partition(".")[0] in INSTALLED)
     return Change(
         settings,
         tuple(key for key in differing if key not in restart and key not in install),

@@ -117,16 +117,16 @@ def _key(default: Any, doc: str, *checks: _Check) -> Any:
 class BackendsSettings:
     """``[backends]``: which ways of delivery may be used, and in which order."""
 
-    choose: str = _key("auto", "auto, or an entry-point name; a forced one that cannot serve is an error")
+    choose: str = _key("auto", "auto, or the one backend to use; one that cannot serve is an error")
     order: tuple[str, ...] = _key(("nri", "cri_o_drop_in", "oci_hook"), "preference among equals")
-    disabled: tuple[str, ...] = _key((), "entry-point names that are never imported")
+    disabled: tuple[str, ...] = _key((), "entry-point names of plugins that are never imported")
 
 
 @frozen
 class RuntimeSettings:
     """``[runtimes] KEY``: what is known better than can be found out about one runtime."""
 
-    backend: str = _key("", "an entry-point name for this runtime alone")
+    backend: str = _key("", "the one backend for this runtime")
     ignore: bool = _key(False, "leave this runtime alone")
     endpoint: str = _key("", "its socket, if not where it is usually")
     config: str = _key("", "its configuration file, if not where it is usually")
@@ -137,16 +137,24 @@ class RuntimeSettings:
 class DeliverySettings:
     """``[delivery]``: what happens when a request cannot be answered in full."""
 
-    undeliverable: Literal["fail", "warn"] = _key("fail", "edits that the chosen way cannot carry")
-    on_denied: Literal["fail", "skip"] = _key("fail", "the whole annotation, never a part of it")
-    on_unresolvable: Literal["fail", "skip"] = _key("fail", "the whole annotation, never a part of it")
+    undeliverable: Literal["fail", "warn"] = _key(
+        "fail", "the chosen way cannot carry an edit; warn starts the container without it"
+    )
+    on_denied: Literal["fail", "skip"] = _key(
+        "fail", "the policy denies a device; skip starts the container without any"
+    )
+    on_unresolvable: Literal["fail", "skip"] = _key(
+        "fail", "a device is not known; skip starts the container without any"
+    )
 
 
 @frozen
 class AnnotationsSettings:
     """``[annotations]``: which annotations are answered."""
 
-    dialects: tuple[str, ...] = _key(("nvidia",), "nvidia, device-injector, and those of plugins")
+    dialects: tuple[str, ...] = _key(
+        ("nvidia",), "nvidia, device-injector, and those of plugins, in this order"
+    )
     domains: tuple[str, ...] = _key(("nvidia.cdi.k8s.io",), "the nvidia dialect's domains", _each(_domain))
     max_names: int = _key(64, "devices a container", _between(1))
     max_length: int = _key(4096, "bytes of one value", _between(1))
@@ -157,17 +165,22 @@ class CdiSettings:
     """``[cdi]``: where spec files lie and which are believed."""
 
     dirs: tuple[str, ...] = _key(
-        ("/etc/cdi", "/var/run/cdi"), "absolute, ascending priority", _some, _each(_absolute)
+        ("/etc/cdi", "/var/run/cdi"),
+        "folders of spec files; later ones have precedence",
+        _some,
+        _each(_absolute),
     )
-    trust: Literal["root-owned", "any"] = _key("root-owned", "who may own spec files")
-    max_file_size: int = _key(2097152, "bytes", _between(1))
+    trust: Literal["root-owned", "any"] = _key(
+        "root-owned", "whose spec files are believed: those that root alone can write, or any"
+    )
+    max_file_size: int = _key(2097152, "bytes of one spec file", _between(1))
 
 
 @frozen
 class PolicyRule:
     """``[[policy.rules]]``: one rule; an absent list matches anything."""
 
-    action: Literal["allow", "deny"] = field(metadata={"doc": "required"})
+    action: Literal["allow", "deny"] = field(metadata={"doc": "what a match means"})
     namespaces: tuple[str, ...] = _key(policy.ANY, "globs * ? [..]")
     pods: tuple[str, ...] = _key(policy.ANY, "globs * ? [..]")
     containers: tuple[str, ...] = _key(policy.ANY, "globs * ? [..]")
@@ -207,25 +220,39 @@ class NriSettings:
     """``[nri]``: the NRI backend."""
 
     sockets: tuple[str, ...] = _key(("/var/run/nri/nri.sock",), "one session each", _some, _each(_absolute))
-    plugin_name: str = _key("cdi-courier", "", _matching(r"[A-Za-z0-9_.+-]+", "letters, digits, _ . + -"))
-    plugin_index: str = _key("10", "", _matching(r"[0-9]{2}", 'two digits in quotes, such as "10"'))
-    delivery: Literal["auto", "names", "edits"] = _key("auto", "what is sent to the runtime")
-    deadline: float = _key(0.7, "share of the request's timeout", _between(0.1, 0.9))
-    reconnect_max: float = _key(5.0, "seconds", _between(0.1, 3600))
+    plugin_name: str = _key(
+        "cdi-courier", "as runtimes call it", _matching(r"[A-Za-z0-9_.+-]+", "letters, digits, _ . + -")
+    )
+    plugin_index: str = _key(
+        "10",
+        "its place among a runtime's plugins, two digits",
+        _matching(r"[0-9]{2}", 'two digits in quotes, such as "10"'),
+    )
+    delivery: Literal["auto", "names", "edits"] = _key(
+        "auto", "what is sent to the runtime: CDI device names or the edits"
+    )
+    deadline: float = _key(0.7, "share of a request's timeout after which it is refused", _between(0.1, 0.9))
+    reconnect_max: float = _key(5.0, "seconds at most between attempts to connect", _between(0.1, 3600))
 
 
 @frozen
 class OciHookSettings:
     """``[oci_hook]``: the OCI hook backend."""
 
-    log: str = _key("journal", "journal, or an absolute file", _log_target)
-    device_cgroup: Literal["enforce", "best-effort"] = _key("enforce", "best-effort tolerates EPERM")
-    timeout: int = _key(10, "seconds, written into hook JSON", _between(1))
-    gate_dir: str = _key("/var/lib/cdi-courier/bin", "where the wrapper lies", _absolute)
-    handler: str = _key(
-        "cdi-courier", "the wrapper's handler name", _matching(r"[A-Za-z0-9_.-]+", "letters, digits, _ . -")
+    log: str = _key("journal", "where refusals are written: journal, or an absolute file", _log_target)
+    device_cgroup: Literal["enforce", "best-effort"] = _key(
+        "enforce", "best-effort goes on where a live container's device cgroup cannot be changed"
     )
-    handler_mode: Literal["default", "named"] = _key("default", "named needs a RuntimeClass")
+    timeout: int = _key(10, "seconds that a runtime grants the hook", _between(1))
+    gate_dir: str = _key("/var/lib/cdi-courier/bin", "where the runtime wrapper lies", _absolute)
+    handler: str = _key(
+        "cdi-courier",
+        "the name of the wrapper's handler",
+        _matching(r"[A-Za-z0-9_.-]+", "letters, digits, _ . -"),
+    )
+    handler_mode: Literal["default", "named"] = _key(
+        "default", "whether pods get the wrapper by default, or by naming it in a RuntimeClass"
+    )
 
 
 @frozen
@@ -251,7 +278,7 @@ class ServiceSettings:
     state_dir: str = _key(
         "/run/cdi-courier", "lock, table, status socket; rootless: in the user's runtime folder", _absolute
     )
-    log_level: Literal["debug", "info", "warning", "error"] = _key("info", "")
+    log_level: Literal["debug", "info", "warning", "error"] = _key("info", "the least that is logged")
     log_format: Literal["auto", "text", "json"] = _key("auto", "auto: journal fields under systemd")
 
 
@@ -259,7 +286,7 @@ class ServiceSettings:
 class MetricsSettings:
     """``[metrics]``: the Prometheus endpoint."""
 
-    listen: str = _key("", 'off when empty, else "HOST:PORT" or "unix:/path"', _listen)
+    listen: str = _key("", 'off when empty, else a loopback "HOST:PORT" or "unix:/path"', _listen)
 
 
 @frozen

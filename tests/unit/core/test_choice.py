@@ -16,7 +16,7 @@ from cdi_courier.settings import RuntimeSettings, Settings
 from cdi_courier_cri_o.backend import CriODropInBackend
 from cdi_courier_nri.backend import NriBackend
 from cdi_courier_oci_hook import wrapping
-from cdi_courier_oci_hook.backend import WAYS, OciHookBackend
+from cdi_courier_oci_hook.backend import OciHookBackend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,13 +33,9 @@ def runtime(kind: str, version: str, /, **facts: Any) -> Runtime:
     )
 
 
-def installed(built: bool = True, without: tuple[str, ...] = (), **more: Any) -> Plugins:
-    """All three backends, as if all were built."""
-    backends = {
-        "nri": NriBackend(),
-        "oci_hook": OciHookBackend(WAYS if built else ()),
-        **({"cri_o_drop_in": CriODropInBackend()} if built else {}),
-    }
+def installed(without: tuple[str, ...] = (), **more: Any) -> Plugins:
+    """All three backends."""
+    backends = {"nri": NriBackend(), "oci_hook": OciHookBackend(), "cri_o_drop_in": CriODropInBackend()}
     return Plugins({name: b for name, b in backends.items() if name not in without}, **more)
 
 
@@ -331,18 +327,6 @@ def test_the_decision_table(
 
     assert (choice.active, choice.recommended) == (active, recommended)
     assert word in " ".join([choice.reason, choice.advice, *(offer.reason for offer in choice.offers)])
-
-
-@pytest.mark.parametrize("found", [row[1] for row in ROWS], ids=[row[0] for row in ROWS])
-def test_what_is_not_built_is_never_chosen(found: Runtime) -> None:
-    """With what is built today only NRI can be active or recommended; the others say why they cannot."""
-    choice = choose(installed(built=False), found, Settings())
-
-    assert {choice.active, choice.recommended} <= {"nri", None}
-    for offer in choice.offers:
-        if offer.backend != "nri":
-            assert offer.needs == "impossible"
-            assert offer.reason
 
 
 @pytest.mark.parametrize("kind", ["containerd", "cri-o", "docker", "podman"])

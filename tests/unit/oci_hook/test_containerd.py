@@ -14,7 +14,7 @@ from cdi_courier.errors import CourierError
 from cdi_courier.host.model import Fact, Runtime
 from cdi_courier.settings import AnnotationsSettings, OciHookSettings, RuntimeSettings, Settings
 from cdi_courier_oci_hook import wrapping
-from cdi_courier_oci_hook.backend import BUILT, OciHookBackend
+from cdi_courier_oci_hook.backend import OciHookBackend
 from support.containerd_files import HANDLED, OFF, VERSION_1, Files
 
 CRI_2, CRI_3 = "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"
@@ -54,7 +54,7 @@ def settings(main: Path, **oci_hook: Any) -> Settings:
 
 
 def planned(main: Path, version: str = "1.7.24~ds1", told: Settings | None = None, **facts: Any) -> ChangeSet:
-    return OciHookBackend(BUILT).plan(runtime(main, version, **facts), told or settings(main))
+    return OciHookBackend().plan(runtime(main, version, **facts), told or settings(main))
 
 
 def apply(plan: ChangeSet) -> tuple[changes.Step, ...]:

@@ -14,7 +14,7 @@ from cdi_courier.host import processes
 from cdi_courier.host.model import Fact, Runtime
 from cdi_courier.settings import OciHookSettings, RuntimeSettings, Settings
 from cdi_courier_oci_hook import wrapping
-from cdi_courier_oci_hook.backend import BUILT, OciHookBackend
+from cdi_courier_oci_hook.backend import OciHookBackend
 
 FILES = {
     "none": None,
@@ -48,7 +48,7 @@ class Host:
         runtime = Runtime(
             "docker", "docker", "26.1.5", "", {name: Fact(value, "a test") for name, value in found.items()}
         )
-        return OciHookBackend(BUILT).plan(runtime, settings or self.settings())
+        return OciHookBackend().plan(runtime, settings or self.settings())
 
     def apply(self, settings: Settings | None = None) -> tuple[changes.Step, ...]:
         return changes.apply(self.plan(settings), folder=changes.FOLDER)

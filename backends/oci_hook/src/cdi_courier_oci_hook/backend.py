@@ -1,7 +1,7 @@
 """The OCI hook backend: Podman precreate, a wrapper in front of containerd and Docker, live injection.
 
-Its modules are imported where they are used: the daemon loads every backend at its start, and this one has
-nothing to run. Its offers are real; those of ways that are not built yet say so and are impossible.
+It chooses the way by the kind of the runtime; each way's own module knows how, and is imported where it is
+used: the daemon loads every backend at its start, and this one has nothing to run.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from cdi_courier.cdi.edits import edits_to_dict
-from cdi_courier.errors import DeliveryError
 from cdi_courier.hookspecs import API_VERSION, Backend, Offer, ServeContext, hookimpl
 
 if TYPE_CHECKING:
@@ -23,57 +22,42 @@ if TYPE_CHECKING:
 
 NAME: Final = "oci_hook"
 
-WAYS: Final = ("precreate", "wrapper", "hook")
-"""The entry points of this backend, best first."""
-
-BUILT: Final = ("precreate", "wrapper", "hook")
-"""Those of `WAYS` that can be installed and deliver."""
-
 
 class OciHookBackend:
-    """Edits a container's OCI config before it is created, or injects into it before it is started.
-
-    built: those of `WAYS` that can be installed and deliver.
-    """
+    """Edits a container's OCI config before it is created, or injects into it before it is started."""
 
     name = NAME
     api_version = API_VERSION
 
-    def __init__(self, built: Sequence[str] = ()) -> None:
-        self._built = built
-
     def offer(self, runtime: Runtime, settings: Settings) -> Offer:
         """The best way for this kind of runtime; it needs nothing where it is configured already."""
-        way, offer = _best(runtime, settings)
-        if way not in self._built:
-            return Offer(NAME, offer.fidelity, "impossible", f"{offer.reason}; that is not built yet")
-        from . import podman
+        if runtime.kind == "podman":
+            return _podman_offer(runtime)
+        if runtime.kind == "cri-o":
+            from . import crio_hook
 
-        if way == "precreate" and podman.is_installed(runtime):
-            return Offer(NAME, offer.fidelity, "nothing", "its precreate hook is installed")
-        return offer
+            return crio_hook.offer(runtime)
+        from . import wrapping
+
+        return wrapping.offer(runtime, settings)
 
     def plan(self, runtime: Runtime, settings: Settings) -> ChangeSet:
-        """As `plan` of the runtime's own module. Raises `DeliveryError` ``DLV002`` for what has none yet."""
-        if runtime.kind == "podman" and "precreate" in self._built:
+        """As `plan` of the runtime's own module. Raises `CourierError`."""
+        if runtime.kind == "podman":
             from . import podman
 
             return podman.plan(runtime, settings)
-        if runtime.kind == "containerd" and "wrapper" in self._built:
-            from . import containerd
-
-            return containerd.plan(runtime, settings)
-        if runtime.kind == "docker" and "wrapper" in self._built:
-            from . import docker
-
-            return docker.plan(runtime, settings)
-        if runtime.kind == "cri-o" and "hook" in self._built:
+        if runtime.kind == "cri-o":
             from . import crio_hook
 
             return crio_hook.plan(runtime, settings)
-        raise DeliveryError(
-            "DLV002", f"backend {NAME} cannot be installed: {self.offer(runtime, settings).reason}"
-        )
+        if runtime.kind == "docker":
+            from . import docker
+
+            return docker.plan(runtime, settings)
+        from . import containerd
+
+        return containerd.plan(runtime, settings)
 
     def undeliverable(self, runtime: Runtime, injection: Injection, _: Settings) -> Sequence[tuple[str, str]]:
         """Of edits of a config nothing is lost; much of what is injected into a container that exists."""
@@ -95,18 +79,12 @@ class OciHookBackend:
 @hookimpl
 def cdi_courier_backend() -> Backend:
     """Return the backend."""
-    return OciHookBackend(BUILT)
+    return OciHookBackend()
 
 
-def _best(runtime: Runtime, settings: Settings) -> tuple[str, Offer]:
-    if runtime.kind == "podman":
-        return "precreate", Offer(
-            NAME, "full", "install", "a precreate hook edits the config of Podman's containers"
-        )
-    if runtime.kind == "cri-o":
-        from . import crio_hook
+def _podman_offer(runtime: Runtime) -> Offer:
+    from . import podman
 
-        return "hook", crio_hook.offer(runtime)
-    from . import wrapping
-
-    return "wrapper", wrapping.offer(runtime, settings)
+    if podman.is_installed(runtime):
+        return Offer(NAME, "full", "nothing", "its precreate hook is installed")
+    return Offer(NAME, "full", "install", "a precreate hook edits the config of Podman's containers")
