@@ -23,7 +23,7 @@ tar --create --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_D
     --directory="$work" "cdi-courier-$version" | gzip --no-name >"$work/SOURCES/cdi-courier-$version.tar.gz"
 
 if [ -f /etc/debian_version ]; then
-    needed="rpm pybuild-plugin-pyproject python3-hatchling python3-attr python3-cattr python3-click python3-grpcio
+    needed="rpm pybuild-plugin-pyproject python3-hatchling python3-attr python3-click python3-grpcio
         python3-platformdirs python3-pluggy python3-protobuf python3-rich python3-tomlkit python3-yaml"
     # shellcheck disable=SC2086 # one word a package
     if ! dpkg-query --show $needed >/dev/null 2>&1; then

@@ -33,7 +33,6 @@ SYSTEM = ("systemd-sysv", "dbus", "udev", "kmod")
 LIBRARIES = (
     "python3",
     "python3-attr",
-    "python3-cattr",
     "python3-click",
     "python3-grpcio",
     "python3-platformdirs",
