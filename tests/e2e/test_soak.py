@@ -7,9 +7,7 @@ The runtime is in Python; what it costs the daemon is what a real one would.
 from __future__ import annotations
 
 import itertools
-import json
 import os
-import signal
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cdi_courier import status
-from support.courier import Courier
+from support.daemon import Daemon
 from support.nri_load import realistic_container, realistic_pod
 from support.nri_soak import NUMBER, SoakRuntime, template
 from support.waiting import wait_for
@@ -36,7 +33,6 @@ LISTED = 200  # containers of a list, of which each fourth has missed its device
 # A tenth of the mix each; what is asked for by NUMBER differs in every request.
 KINDS: dict[str, tuple[dict[str, str], str]] = {
     "plain": ({}, "gpu-operator"),
-    "one": ({KEY: f"{GPU}=a"}, "gpu-operator"),
     "two": ({f"{KEY}/pod": f"{GPU}=a,{GPU}=b"}, "gpu-operator"),
     "refused": ({KEY: f"{GPU}=a"}, "default"),
     "refused for a name of its own": ({KEY: f"{GPU}=n{NUMBER}"}, f"ns-{NUMBER}"),
@@ -45,6 +41,7 @@ KINDS: dict[str, tuple[dict[str, str], str]] = {
     "unresolvable by a kind of its own": ({KEY: f"v{NUMBER}.com/gpu=a"}, "gpu-operator"),
     "malformed": ({KEY: f"x{NUMBER}"}, "gpu-operator"),
     "undeliverable by edits": ({KEY: f"{GPU}=groups"}, "gpu-operator"),
+    "one": ({KEY: f"{GPU}=a"}, "gpu-operator"),  # the last, because it is always logged
 }
 
 VERDICTS = {
@@ -60,83 +57,52 @@ VERDICTS = {
 DELIVERED = {"names": "names", "edits": "DLV001"}
 
 
-class Daemon:
-    """The daemon of the test, its files, and what can be seen of it from outside."""
+class Soaked(Daemon):
+    """The daemon, and what is changed of its files under it."""
 
     def __init__(self, folder: Path, socket_path: str) -> None:
-        self.folder = folder
+        super().__init__(folder, socket_path)
         self.delivery = "edits"
         self.generation = 0
-        self.cdi = folder / "cdi"
-        self.cdi.mkdir()
-        self._socket_path = socket_path
-        self.configure()
-        self.write_spec()
-        self.courier = Courier(folder / "config.toml", folder / "log")
+        self.other = self.cdi / "other.yaml"
+        self.write_next_spec()
 
-    def configure(self) -> None:
-        (self.folder / "config.toml").write_text(
-            f'[cdi]\ndirs = ["{self.cdi}"]\ntrust = "any"\n'
-            f'[service]\nstate_dir = "{self.folder}/s"\nlog_format = "json"\n'
-            f'[nri]\nsockets = ["{self._socket_path}"]\ndelivery = "{self.delivery}"\n'
-        )
-
-    def write_spec(self) -> None:
+    def write_next_spec(self) -> None:
         self.generation += 1
         edits: dict[str, dict[str, Any]] = {
             "a": {"env": [f"A={self.generation}"], "deviceNodes": [{"path": "/dev/null"}]},
             "b": {"mounts": [{"hostPath": "/", "containerPath": "/b", "options": ["ro"]}]},
             "groups": {"additionalGids": [44]},
         }
-        devices = [{"name": name, "containerEdits": edit} for name, edit in edits.items()]
-        partial = self.folder / "partial"
-        partial.write_text(json.dumps({"cdiVersion": "0.7.0", "kind": GPU, "devices": devices}))
-        partial.rename(self.cdi / "v.json")
+        self.write_spec(GPU, edits)
 
-    @property
-    def pid(self) -> int:
-        assert self.courier.process is not None
-        return self.courier.process.pid
+    def write_broken_spec(self) -> None:
+        self.other.write_text(f"cdiVersion: 0.6.0\nkind: other.com/x{self.generation}\ndevices: [\n")
 
-    def report(self) -> dict[str, Any]:
-        found = status.ask(f"{self.folder}/s", timeout=20)
-        assert found is not None
-        return found
-
-    def session(self) -> dict[str, Any]:
-        return next(e for e in self.report()["runtimes"].values() if e.get("socket") == self._socket_path)
-
-    def memory(self) -> dict[str, int]:
-        """In kB: ``Rss``, ``Pss``, and ``Anonymous``, which other processes have no part in."""
-        lines = Path(f"/proc/{self.pid}/smaps_rollup").read_text().splitlines()[1:]
-        sizes = {line.partition(":")[0]: int(line.split()[1]) for line in lines}
-        return {name: sizes[name] for name in ("Rss", "Pss", "Anonymous")}
-
-    def descriptors(self) -> int:
-        return len(os.listdir(f"/proc/{self.pid}/fd"))
-
-    def threads(self) -> int:
-        return len(os.listdir(f"/proc/{self.pid}/task"))
-
-    def reload(self) -> None:
-        """With the other delivery."""
+    def deliver_otherwise(self) -> None:
         self.delivery = "names" if self.delivery == "edits" else "edits"
-        self.configure()
+        self.configure(delivery=self.delivery)
         mark = self.courier.mark()
-        os.kill(self.pid, signal.SIGHUP)
+        self.hang_up()
         self.courier.wait_for_log("changed: nri.delivery", 20, since=mark)
 
-    def forget_log(self) -> str:
-        """What was logged, which is gone from the file then: of a day it would be 200 MB."""
+    def counts(self) -> tuple[int, int]:
+        """Descriptors and threads."""
+        return len(self.descriptors()), self.threads()
+
+    def forget_log(self, last: str) -> str:
+        """What was logged up to this, which is gone from the file then: of a day it would be 200 MB."""
+        # At ten a second no lines wait; thousands of them would be a part of the memory that is measured.
+        self.courier.wait_for_log(last, 20)
         text = self.courier.log()
         os.truncate(self.courier.log_file, 0)
         return text
 
 
 @pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
+def daemon(tmp_path: Path) -> Iterator[Soaked]:
     """The daemon, not yet started."""
-    made = Daemon(tmp_path, str(tmp_path / "nri.sock"))
+    made = Soaked(tmp_path, str(tmp_path / "nri.sock"))
     yield made
     made.courier.stop()
 
@@ -154,10 +120,9 @@ def listing() -> tuple[list[Any], list[Any]]:
     return pods, [realistic_container(number) for number in range(LISTED)]
 
 
-def chores(daemon: Daemon, runtime: SoakRuntime) -> list[Callable[[], object]]:
+def chores(daemon: Soaked, runtime: SoakRuntime) -> list[Callable[[], object]]:
     """What happens to a daemon beside its requests, now and then."""
     pods, containers = listing()
-    other = daemon.cdi / "other.yaml"
 
     def reconnect() -> None:
         runtime.drop()
@@ -165,16 +130,16 @@ def chores(daemon: Daemon, runtime: SoakRuntime) -> list[Callable[[], object]]:
 
     return [
         lambda: os.utime(daemon.cdi / "v.json"),
-        daemon.write_spec,
-        lambda: other.write_text(f"cdiVersion: 0.6.0\nkind: other.com/x{daemon.generation}\ndevices: [\n"),
-        daemon.reload,
+        daemon.write_next_spec,
+        daemon.write_broken_spec,
+        daemon.deliver_otherwise,
         reconnect,
-        lambda: other.unlink(missing_ok=True),
+        lambda: daemon.other.unlink(missing_ok=True),
     ]
 
 
 def test_a_day_s_containers_leave_memory_descriptors_and_threads_as_they_were(
-    daemon: Daemon, record_property: Callable[[str, object], None]
+    daemon: Soaked, record_property: Callable[[str, object], None]
 ) -> None:
     """Every answer is right, and after the last the daemon is as large as after the first thousands."""
     templates = {kind: template(*made) for kind, made in KINDS.items()}
@@ -188,22 +153,22 @@ def test_a_day_s_containers_leave_memory_descriptors_and_threads_as_they_were(
         before = 0, 0
         for number in range(WARM_UP + PERIOD * -(-REQUESTS // (ROUND * PERIOD))):
             if number == WARM_UP:
-                before = daemon.descriptors(), daemon.threads()
+                before = daemon.counts()
             found = runtime.ask(itertools.islice(mix, ROUND))
             answers.update({(*key, daemon.delivery): count for key, count in found.items()})
-            wait_for(
-                lambda: daemon.session()["counts"]["requests"] == runtime.asked,
-                20,
-                lambda: f"{runtime.asked} requests to be counted: {daemon.session()['counts']}",
+            assert "Traceback" not in daemon.forget_log(
+                f"injected gpu-operator/trainer-{runtime.asked - 1:08x}"
             )
             sizes.append(daemon.memory())
-            assert "Traceback" not in daemon.forget_log()
             next(todo)()
+        wait_for(
+            lambda: daemon.session()["counts"]["requests"] == runtime.asked, 20, "the last to be counted"
+        )
         session = daemon.session()
         wait_for(
-            lambda: (daemon.descriptors(), daemon.threads()) == before,
+            lambda: daemon.counts() == before,
             30,
-            lambda: f"{before} descriptors and threads; {daemon.descriptors()}, {daemon.threads()}",
+            lambda: f"{before} descriptors and threads, not {daemon.counts()}",
         )
     periods = [sizes[start : start + PERIOD] for start in range(WARM_UP - PERIOD, len(sizes), PERIOD)]
     figures = {

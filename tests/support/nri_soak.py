@@ -1,8 +1,8 @@
-"""The runtime's side of NRI for endurance: different containers without end, many requests on their way at once.
+"""The runtime's side of NRI for endurance: different containers without end, many requests under way at once.
 
-Unlike `nri_load` it measures no times, and unlike `nri_runtime` it is made to be fast: a request is a template
-into which a number is written, so that no two pods have the same name, uid or id. It must not know what the
-plugin should answer, only how to tell answers apart; tests judge.
+Unlike `nri_load` it measures no times, and unlike `nri_runtime` it is made to be fast: a request is a
+template into which a number is written, so that no two pods have the same name, uid or id. It must not know
+what the plugin should answer, only how to tell answers apart; tests judge.
 """
 
 from __future__ import annotations

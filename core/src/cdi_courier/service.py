@@ -7,6 +7,7 @@ settings again. Containers are served by other threads and wait for neither.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib.metadata
 import logging
@@ -88,6 +89,7 @@ def run(settings: Settings, backend: str | None = None, reread: Callable[[], Set
             lambda: _reconsider(servers),
         )
         servers.update(_servers(state, plugins, watch))
+        _version()
         # What exists now stays: the collector need not look through it again and again.
         gc.collect()
         gc.freeze()
@@ -214,7 +216,7 @@ def report(servers: Mapping[str, Server], watch: Watch, state: State | None = No
             entry.update({"socket": socket, **{k: v for k, v in told.items() if v != "" or k not in entry}})
         decisions += server.decisions()
     return {
-        "version": importlib.metadata.version("cdi-courier"),
+        "version": _version(),
         "pid": os.getpid(),
         "described": watch.choices is not None,
         "runtimes": runtimes,
@@ -222,6 +224,12 @@ def report(servers: Mapping[str, Server], watch: Watch, state: State | None = No
         "problems": [*watch.problems, *([state.metrics] if state and state.metrics else [])],
         **({} if state is None else _state(state)),
     }
+
+
+@functools.cache
+def _version() -> str:
+    # Asked once: it is looked up in files, which cannot be opened when descriptors have run out.
+    return importlib.metadata.version("cdi-courier")
 
 
 def _state(state: State) -> dict[str, Any]:
