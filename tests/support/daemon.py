@@ -1,4 +1,4 @@
-"""`cdi-courier run` with files of its own beside an NRI runtime in Python, and what is seen of it from outside.
+"""`cdi-courier run` with files of its own beside an NRI runtime in Python, and what outside is seen of it.
 
 It must not know what is tested with it.
 """

@@ -13,6 +13,7 @@ import importlib.metadata
 import logging
 import os
 import queue
+import resource
 import signal
 import threading
 import time
@@ -44,6 +45,7 @@ logger = logging.getLogger("cdi_courier")
 
 _STOP, _RELOAD, _ENDED = "stop", "reload", "ended"
 _LOOK: Final = 10.0  # seconds between two looks at the servers, and two lines for the service manager
+_DESCRIPTORS: Final = 64  # some 15 are in use, a few more while the host is described
 _ALIVE_STATES: Final = ("active", "idle")
 
 
@@ -70,8 +72,10 @@ def run(settings: Settings, backend: str | None = None, reread: Callable[[], Set
 
     backend: run this one alone, whatever ``[backends] choose`` says. reread: the settings as they are now in
     the files, which may raise `SettingsError`; None: SIGHUP changes nothing. Raises `CourierError` where
-    nothing can be served: a forced backend that cannot, another daemon that already does.
+    nothing can be served: a forced backend that cannot, another daemon that already does, a limit of open
+    files that is too low.
     """
+    _need_descriptors()
     settings = _forced(settings, backend)
     plugins = discover(settings.backends.disabled)
     for problem in plugins.problems.values():
@@ -104,6 +108,20 @@ def run(settings: Settings, backend: str | None = None, reread: Callable[[], Set
         with status.serving(state_dir, told), metrics.serving(settings.metrics.listen, told) as trouble:
             state.metrics = trouble
             return _supervise(servers, watch, wishes, reload)
+
+
+def _need_descriptors() -> None:
+    """Raise the limit of open files as far as it is needed. Raises `SettingsError` ``SET041``."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limits = [limit for limit in (hard, soft) if limit != resource.RLIM_INFINITY]
+    if limits and limits[0] < _DESCRIPTORS:
+        raise SettingsError(
+            "SET041",
+            f"this process may open {limits[0]} files at a time, and needs up to {_DESCRIPTORS}",
+            "raise the hard limit of open files: LimitNOFILE= of the unit, ulimit -Hn",
+        )
+    if soft != resource.RLIM_INFINITY and soft < _DESCRIPTORS:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_DESCRIPTORS, hard))
 
 
 def _forced(settings: Settings, backend: str | None) -> Settings:
