@@ -28,6 +28,7 @@ pytestmark = pytest.mark.runtime
 KEY = "nvidia.cdi.k8s.io"
 GPU = "vendor.com/gpu"
 LINES = 12_000  # more than may wait to be logged
+FLOODED = 300  # containers
 CLIENTS = 20  # more than may wait to be accepted
 
 
@@ -102,7 +103,7 @@ def test_a_log_that_nobody_reads_holds_up_no_container_and_no_end(daemon: Daemon
             wait_for(lambda: drained(b"log lines were dropped here"), 20, "the dropped to be counted")
             runtime.ask(["refused"])
             wait_for(lambda: drained(b"ns-%08x/" % (runtime.asked - 1)), 20, "new lines to come")
-            runtime.ask(["refused"] * 2000)
+            runtime.ask(["refused"] * 3000)
             code = daemon.courier.stop()
     finally:
         os.close(reader)
@@ -284,11 +285,11 @@ def test_who_floods_the_status_socket_holds_up_no_container(daemon: Daemon, runt
         runtime.plugin()
         ask(runtime)
         with flood(daemon.state_dir / "status.sock"):
-            found = [given(ask(runtime)) for _ in range(300)]
+            found = [given(ask(runtime)) for _ in range(FLOODED)]
         wait_for(lambda: answers(daemon), 20, "the status")
         latency = daemon.session()["latency"]
 
-    assert found == [["A=1"]] * 200
+    assert found == [["A=1"]] * FLOODED
     assert latency["p99"] < 0.5
 
 

@@ -28,6 +28,7 @@ ROUND = 1800  # requests between two looks at the daemon
 PERIOD = 12  # rounds, after which everything is as before: each chore was done twice, with both deliveries
 WARM_UP = 3 * PERIOD  # rounds, in which everything that is bounded becomes full
 GROWTH = 1.05
+LAST = 8  # periods at the end, of which a single one may have had the log wait on a busy machine
 LISTED = 200  # containers of a list, of which each fourth has missed its devices
 
 # A tenth of the mix each; what is asked for by NUMBER differs in every request.
@@ -184,7 +185,7 @@ def test_a_day_s_containers_leave_memory_descriptors_and_threads_as_they_were(
     assert sum(session["latency"]["counts"]) == runtime.asked
     for name in ("Rss", "Anonymous"):  # Pss grows also where another process ends that shared a page
         warm, *later = figures[name]
-        assert later[-1] <= warm * GROWTH, f"{name} has grown: {figures[name]} kB"
+        assert statistics.median(later[-LAST:]) <= warm * GROWTH, f"{name} has grown: {figures[name]} kB"
 
 
 def _is(verdict: str, wanted: str) -> bool:
