@@ -179,6 +179,50 @@ def test_the_journal_has_a_decision_s_parts_as_fields(service: Service) -> None:
     assert (entry["PRIORITY"], entry["SYSLOG_IDENTIFIER"]) == ("4", "cdi-courier")
 
 
+@contextlib.contextmanager
+def journal_stopped(service: Service) -> Iterator[None]:
+    """journald reads nothing."""
+
+    def signal(name: str) -> None:
+        service.box.run(["systemctl", "kill", f"--signal={name}", "systemd-journald.service"])
+
+    signal("STOP")
+    try:
+        yield
+    finally:
+        signal("CONT")
+
+
+def test_a_journal_that_stands_still_holds_up_neither_containers_nor_the_watchdog_nor_the_end(
+    service: Service,
+) -> None:
+    """Every container is answered, the daemon is the same, logs again when it can, and stops well."""
+    count = 1000
+    service.drop_in("[Service]\nWatchdogSec=3\n")
+    service.start()
+    pid = service.pid()
+
+    with service.runtime() as runtime:
+        runtime.plugin()
+        with journal_stopped(service):
+            errors = {
+                runtime.create_container(asks(f"ns-{number}"), container()).error.partition(":")[0]
+                for number in range(count)
+            }
+            wait_for(lambda: f"{count} refused" in service.show("StatusText"), 15, "the status", pause=0.2)
+        runtime.create_container(asks("afterwards"), container())
+        service.wait_for_log("refused afterwards/p/c0: POL001")
+        same = service.pid()
+        with journal_stopped(service):
+            for number in range(count):
+                runtime.create_container(asks(f"last-{number}"), container())
+            service.box.run(["systemctl", "stop", UNIT])
+
+    assert errors == {"POL001"}
+    assert same == pid
+    assert (service.show("NRestarts"), service.show("Result")) == ("0", "success")
+
+
 def test_a_reload_changes_the_answers_and_keeps_the_session(service: Service) -> None:
     """`systemctl reload` with good settings counts from then on; with bad ones nothing changes."""
     service.start()
