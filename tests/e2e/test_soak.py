@@ -6,8 +6,11 @@ The runtime is in Python; what it costs the daemon is what a real one would.
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import itertools
 import os
+import socket
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,10 +27,11 @@ KEY = "nvidia.cdi.k8s.io"
 GPU = "vendor.com/gpu"
 
 REQUESTS = int(os.environ.get("CDI_COURIER_TEST_SOAK", "86400"))
-ROUND = 1800  # requests between two looks at the daemon
+ROUND = 1200  # requests between two looks at the daemon
 PERIOD = 12  # rounds, after which everything is as before: each chore was done twice, with both deliveries
 WARM_UP = 3 * PERIOD  # rounds, in which everything that is bounded becomes full
 GROWTH = 1.05
+END = 8192  # bytes of a log in which its last line is looked for
 LAST = 8  # periods at the end, of which a single one may have had the log wait on a busy machine
 LISTED = 200  # containers of a list, of which each fourth has missed its devices
 
@@ -66,6 +70,8 @@ class Soaked(Daemon):
         self.delivery = "edits"
         self.generation = 0
         self.other = self.cdi / "other.yaml"
+        self.metrics = folder / "m"
+        self._configure()
         self.write_next_spec()
 
     def write_next_spec(self) -> None:
@@ -82,10 +88,22 @@ class Soaked(Daemon):
 
     def deliver_otherwise(self) -> None:
         self.delivery = "names" if self.delivery == "edits" else "edits"
-        self.configure(delivery=self.delivery)
+        self._configure()
         mark = self.courier.mark()
         self.hang_up()
         self.courier.wait_for_log("changed: nri.delivery", 20, since=mark)
+
+    def _configure(self) -> None:
+        self.configure(f'[metrics]\nlisten = "unix:{self.metrics}"', delivery=self.delivery)
+
+    def scrape(self) -> str:
+        """What Prometheus would read."""
+        connection = http.client.HTTPConnection("localhost", timeout=20)
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.connect(str(self.metrics))
+        with contextlib.closing(connection):
+            connection.request("GET", "/metrics")
+            return connection.getresponse().read().decode()
 
     def counts(self) -> tuple[int, int]:
         """Descriptors and threads."""
@@ -94,7 +112,9 @@ class Soaked(Daemon):
     def forget_log(self, last: str) -> str:
         """What was logged up to this, which is gone from the file then: of a day it would be 200 MB."""
         # At ten a second no lines wait; thousands of them would be a part of the memory that is measured.
-        self.courier.wait_for_log(last, 20)
+        wait_for(
+            lambda: last in self.courier.log(max(0, self.courier.mark() - END)), 20, f"{last} in the log"
+        )
         text = self.courier.log()
         os.truncate(self.courier.log_file, 0)
         return text
@@ -160,6 +180,7 @@ def test_a_day_s_containers_leave_memory_descriptors_and_threads_as_they_were(
             assert "Traceback" not in daemon.forget_log(
                 f"injected gpu-operator/trainer-{runtime.asked - 1:08x}"
             )
+            scraped = daemon.scrape()
             sizes.append(daemon.memory())
             next(todo)()
         wait_for(
@@ -182,6 +203,9 @@ def test_a_day_s_containers_leave_memory_descriptors_and_threads_as_they_were(
     wrong = {key: count for key, count in answers.items() if not _is(key[1], expected(key[0], key[2]))}
     assert wrong == {}
     assert sum(answers.values()) == runtime.asked >= REQUESTS
+    assert (
+        f'cdi_courier_requests_total{{socket="{daemon.folder}/nri.sock"}} {float(runtime.asked)}' in scraped
+    )
     assert sum(session["latency"]["counts"]) == runtime.asked
     for name in ("Rss", "Anonymous"):  # Pss grows also where another process ends that shared a page
         warm, *later = figures[name]
