@@ -6,6 +6,7 @@ The host is a box; the runtime, where one is needed, is the one in Python, which
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import shutil
 from collections.abc import Iterator
@@ -179,6 +180,50 @@ def test_the_journal_has_a_decision_s_parts_as_fields(service: Service) -> None:
     assert (entry["PRIORITY"], entry["SYSLOG_IDENTIFIER"]) == ("4", "cdi-courier")
 
 
+@contextlib.contextmanager
+def journal_stopped(service: Service) -> Iterator[None]:
+    """journald reads nothing."""
+
+    def signal(name: str) -> None:
+        service.box.run(["systemctl", "kill", f"--signal={name}", "systemd-journald.service"])
+
+    signal("STOP")
+    try:
+        yield
+    finally:
+        signal("CONT")
+
+
+def test_a_journal_that_stands_still_holds_up_neither_containers_nor_the_watchdog_nor_the_end(
+    service: Service,
+) -> None:
+    """Every container is answered, the daemon is the same, logs again when it can, and stops well."""
+    count = 1000
+    service.drop_in("[Service]\nWatchdogSec=3\n")
+    service.start()
+    pid = service.pid()
+
+    with service.runtime() as runtime:
+        runtime.plugin()
+        with journal_stopped(service):
+            errors = {
+                runtime.create_container(asks(f"ns-{number}"), container()).error.partition(":")[0]
+                for number in range(count)
+            }
+            wait_for(lambda: f"{count} refused" in service.show("StatusText"), 15, "the status", pause=0.2)
+        runtime.create_container(asks("afterwards"), container())
+        service.wait_for_log("refused afterwards/p/c0: POL001")
+        same = service.pid()
+        with journal_stopped(service):
+            for number in range(count):
+                runtime.create_container(asks(f"last-{number}"), container())
+            service.box.run(["systemctl", "stop", UNIT])
+
+    assert errors == {"POL001"}
+    assert same == pid
+    assert (service.show("NRestarts"), service.show("Result")) == ("0", "success")
+
+
 def test_a_reload_changes_the_answers_and_keeps_the_session(service: Service) -> None:
     """`systemctl reload` with good settings counts from then on; with bad ones nothing changes."""
     service.start()
@@ -325,6 +370,20 @@ def test_a_start_that_fails_says_why_in_the_journal(
     assert "Traceback" not in service.box.journal(UNIT)
 
 
+def test_a_read_only_run_is_no_end(service: Service) -> None:
+    """systemd tries again and again, and the service is up by itself once /run can be written."""
+    service.drop_in("[Service]\nReadOnlyPaths=/run\nRuntimeDirectory=\n")
+    service.box.run(["systemctl", "start", UNIT], check=False)
+    service.wait_for_log("HST003: cannot make the lock file")
+    service.drop_in("")
+
+    service.box.wait(UNIT)
+    told = service.command("status")[1]
+
+    assert told.startswith("cdi-courier ")
+    assert "Traceback" not in service.box.journal(UNIT)
+
+
 def scraped(service: Service, listen: str) -> str:
     """What a process of root's in the box gets at the address."""
     script = (
@@ -403,3 +462,40 @@ def test_a_real_containerd_is_described_and_served_from_within_the_sandbox(
     assert (runtime["backend"], runtime["state"], runtime["sessions"]) == ("nri", "active", 1)
     assert runtime["version"].startswith("1.7.")
     assert "HST" not in service.box.journal(UNIT)
+
+
+def test_under_systemd_the_two_meet_whatever_is_started_or_restarted_first(
+    beside_containerd: Service,
+) -> None:
+    """In every order of both units' starts and restarts the end is one active session, and no unit failed."""
+    service = beside_containerd
+    units = {"daemon": UNIT, "runtime": "containerd.service"}
+    steps = ("start daemon", "start runtime", "restart daemon", "restart runtime")
+    orders = [
+        order
+        for order in itertools.permutations(steps)
+        if all(order.index(f"start {name}") < order.index(f"restart {name}") for name in units)
+    ]
+
+    def state() -> str:
+        with contextlib.suppress(ValueError, StopIteration):
+            runtimes = json.loads(service.command("status", "--json")[1])["runtimes"].values()
+            return str(next(found["state"] for found in runtimes if "socket" in found))
+        return "no daemon"
+
+    results = {}
+    for order in orders:
+        service.box.run(["systemctl", "stop", *units.values()])
+        # Debian's containerd may be started five times in ten seconds.
+        service.box.run(["systemctl", "reset-failed", units["runtime"]])
+        for step in order:
+            act, _, name = step.partition(" ")
+            service.box.run(["systemctl", act, units[name]])
+        wait_for(
+            lambda: state() == "active", 20, lambda: f"a session\n{service.box.journal(UNIT)}", pause=0.2
+        )
+        results[order] = [service.box.run(["systemctl", "is-active", unit]).stdout for unit in units.values()]
+
+    assert set(map(tuple, results.values())) == {("active\n", "active\n")}
+    assert len(results) == 6
+    assert "Traceback" not in service.box.journal(UNIT)

@@ -7,6 +7,7 @@ rule 8), so the lock of a socket lies in one place for the whole host, whatever 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -20,6 +21,13 @@ if TYPE_CHECKING:
 
 
 _ATTEMPTS = 5
+_CURES: Final = {
+    errno.EROFS: "have that file system mounted writable, or set service.state_dir",
+    errno.ENOSPC: "make room there (blocks or inodes), or set service.state_dir",
+    errno.EDQUOT: "make room there, or set service.state_dir",
+    errno.EMFILE: "raise the limit of open files (LimitNOFILE= of the unit, ulimit -n)",
+    errno.ENFILE: "see what has opened all files that the host allows (fs.file-max)",
+}
 _LONGEST_NAME: Final = 200  # bytes; a file name may have 255
 
 
@@ -94,7 +102,7 @@ def _make(path: Path, what: str, made: list[Path]) -> int:
         raise HostError(
             "HST003",
             f"cannot make the lock file {path}: {error.strerror}",
-            "run as root, or set service.state_dir",
+            _CURES.get(error.errno or 0, "run as root, or set service.state_dir"),
         ) from None
     raise AssertionError
 
@@ -117,7 +125,9 @@ def _lock(path: Path, what: str) -> int:
             raise
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                os.ftruncate(descriptor, 0)
-                os.write(descriptor, f"{os.getpid()}\n".encode())
+                # For people only; on a full disk the lock holds without it.
+                with contextlib.suppress(OSError):
+                    os.ftruncate(descriptor, 0)
+                    os.write(descriptor, f"{os.getpid()}\n".encode())
                 return descriptor
         os.close(descriptor)

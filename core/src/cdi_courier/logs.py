@@ -427,14 +427,15 @@ def _target(settings: ServiceSettings) -> _Write:
 
 
 def _to_journal(lines: list[Line]) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-        for number, line in enumerate(lines):
-            try:
+    sent = 0
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            for line in lines:
                 sock.sendto(_entry(line), JOURNAL)
-            except OSError:
-                # It restarts, or is not for us; its stream, which stderr is, may still be there.
-                _to_stderr(_Text(times=False))(lines[number:])
-                return
+                sent += 1
+    except OSError:
+        # It restarts, is not for us, or no descriptor is left; its stream, which stderr is, may be there.
+        _to_stderr(_Text(times=False))(lines[sent:])
 
 
 def _to_stderr(shown: Callable[[Line], str]) -> _Write:

@@ -33,6 +33,7 @@ logger = logging.getLogger("cdi_courier")
 STATES: Final = ("waiting", "registering", "configured", "active", "idle", "stopped")
 
 _PATIENCE: Final = 5.0  # seconds for a scraper that does not send or read
+_BREATH: Final = 0.2  # seconds until another attempt at a connection that cannot be accepted
 _MODE: Final = 0o660  # of a unix socket: its owner's and its folder's group may connect
 
 
@@ -47,13 +48,13 @@ def serving(listen: str, report: _Report) -> Iterator[str]:
     if not listen:
         yield ""
         return
+    ending = threading.Event()
     try:
-        server = _server(listen, report)
+        server = _server(listen, report, ending)
     except CourierError as error:
         logger.error("%s", error)  # noqa: TRY400 - an expected failure has no traceback
         yield str(error)
         return
-    ending = threading.Event()
 
     def serve() -> None:
         # Not serve_forever, which wakes up for nothing.
@@ -77,7 +78,7 @@ def serving(listen: str, report: _Report) -> Iterator[str]:
                 os.unlink(listen.removeprefix("unix:"))
 
 
-def _server(listen: str, report: _Report) -> Any:
+def _server(listen: str, report: _Report, ending: threading.Event) -> Any:
     import socketserver
 
     try:
@@ -113,7 +114,13 @@ def _server(listen: str, report: _Report) -> Any:
             super().__init__((host, int(port)), handler)
 
         def get_request(self) -> tuple[Any, Any]:
-            connection, address = self.socket.accept()
+            try:
+                connection, address = self.socket.accept()
+            except OSError as error:
+                # Whoever waits to be accepted would have the loop look again at once, for ever.
+                if error.errno in status.SCARCE and not ending.wait(_BREATH):
+                    logger.error("%s", status.scarce("who scrapes waits", error))  # noqa: TRY400
+                raise
             # A unix socket's peer has no address, and the handler wants one.
             return connection, address or ("unix", 0)
 

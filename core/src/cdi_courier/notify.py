@@ -7,6 +7,7 @@ Source: sd_notify(3) and sd_watchdog_enabled(3) of systemd.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import time
@@ -60,6 +61,13 @@ def _send(*lines: str) -> None:
         return
     address = "\0" + path[1:] if path.startswith("@") else path
     # Whoever serves containers does not fall for a service manager that has gone, nor wait long for it.
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-        sock.settimeout(_PATIENCE)
-        sock.sendto("\n".join(lines).encode(errors="backslashreplace"), address)
+    with contextlib.suppress(OSError):
+        _socket().sendto("\n".join(lines).encode(errors="backslashreplace"), address)
+
+
+@functools.cache
+def _socket() -> socket.socket:
+    """Made once: the watchdog must be fed also while the process has no descriptor left."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    sock.settimeout(_PATIENCE)
+    return sock

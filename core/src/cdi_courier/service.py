@@ -7,11 +7,13 @@ settings again. Containers are served by other threads and wait for neither.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib.metadata
 import logging
 import os
 import queue
+import resource
 import signal
 import threading
 import time
@@ -44,6 +46,7 @@ logger = logging.getLogger("cdi_courier")
 _STOP, _RELOAD, _ENDED = "stop", "reload", "ended"
 _LOOK: Final = 10.0  # seconds between two looks at the servers, and two lines for the service manager
 _SIGNAL: Final = 1.0  # seconds that a signal may go unnoticed in the worst case
+_DESCRIPTORS: Final = 64  # some 15 are in use, a few more while the host is described
 _ALIVE_STATES: Final = ("active", "idle")
 
 
@@ -70,8 +73,10 @@ def run(settings: Settings, backend: str | None = None, reread: Callable[[], Set
 
     backend: run this one alone, whatever ``[backends] choose`` says. reread: the settings as they are now in
     the files, which may raise `SettingsError`; None: SIGHUP changes nothing. Raises `CourierError` where
-    nothing can be served: a forced backend that cannot, another daemon that already does.
+    nothing can be served: a forced backend that cannot, another daemon that already does, a limit of open
+    files that is too low.
     """
+    _need_descriptors()
     settings = _forced(settings, backend)
     plugins = discover(settings.backends.disabled)
     for problem in plugins.problems.values():
@@ -89,6 +94,7 @@ def run(settings: Settings, backend: str | None = None, reread: Callable[[], Set
             lambda: _reconsider(servers),
         )
         servers.update(_servers(state, plugins, watch))
+        _version()
         # What exists now stays: the collector need not look through it again and again.
         gc.collect()
         gc.freeze()
@@ -103,6 +109,20 @@ def run(settings: Settings, backend: str | None = None, reread: Callable[[], Set
         with status.serving(state_dir, told), metrics.serving(settings.metrics.listen, told) as trouble:
             state.metrics = trouble
             return _supervise(servers, watch, wishes, reload)
+
+
+def _need_descriptors() -> None:
+    """Raise the limit of open files as far as it is needed. Raises `SettingsError` ``SET041``."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limits = [limit for limit in (hard, soft) if limit != resource.RLIM_INFINITY]
+    if limits and limits[0] < _DESCRIPTORS:
+        raise SettingsError(
+            "SET041",
+            f"this process may open {limits[0]} files at a time, and needs up to {_DESCRIPTORS}",
+            "raise the hard limit of open files: LimitNOFILE= of the unit, ulimit -Hn",
+        )
+    if soft != resource.RLIM_INFINITY and soft < _DESCRIPTORS:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_DESCRIPTORS, hard))
 
 
 def _forced(settings: Settings, backend: str | None) -> Settings:
@@ -215,7 +235,7 @@ def report(servers: Mapping[str, Server], watch: Watch, state: State | None = No
             entry.update({"socket": socket, **{k: v for k, v in told.items() if v != "" or k not in entry}})
         decisions += server.decisions()
     return {
-        "version": importlib.metadata.version("cdi-courier"),
+        "version": _version(),
         "pid": os.getpid(),
         "described": watch.choices is not None,
         "runtimes": runtimes,
@@ -223,6 +243,12 @@ def report(servers: Mapping[str, Server], watch: Watch, state: State | None = No
         "problems": [*watch.problems, *([state.metrics] if state and state.metrics else [])],
         **({} if state is None else _state(state)),
     }
+
+
+@functools.cache
+def _version() -> str:
+    # Asked once: it is looked up in files, which cannot be opened when descriptors have run out.
+    return importlib.metadata.version("cdi-courier")
 
 
 def _state(state: State) -> dict[str, Any]:

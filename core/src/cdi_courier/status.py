@@ -6,6 +6,7 @@ It must not know what the report says.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("cdi_courier")
 
 _PATIENCE: Final = 2.0  # seconds for a reader that does not read
+_AGAIN: Final = 5.0  # seconds between attempts at a socket that cannot be made
+_BREATH: Final = 0.2  # seconds until another attempt at a connection that cannot be accepted
+
+SCARCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED})
+"""Why accepting fails and may not fail the next time; after anything else it is over."""
 
 
 def path_of(state_dir: str) -> str:
@@ -35,9 +41,60 @@ def serving(state_dir: str, report: Callable[[], dict[str, Any]]) -> Iterator[No
     """Answer whoever connects with what `report` returns. Only root, or who runs us, may connect.
 
     The caller holds the lock of the state directory, so a socket that is there is nobody's. A socket that
-    cannot be made is an error in the log: serving containers matters more.
+    cannot be made is an error in the log (``STA005``), and is tried again: serving containers matters more.
     """
     path = path_of(state_dir)
+    ending = threading.Event()
+    made: list[socket.socket] = []
+
+    def make() -> bool:
+        try:
+            made.append(_listener(path))
+        except OSError as error:
+            trouble = error.strerror or str(error)
+            if trouble not in said:
+                said.append(trouble)
+                logger.error(  # noqa: TRY400 - an expected failure has no traceback
+                    "%s",
+                    HostError(
+                        "STA005",
+                        f"{path} cannot be made, so there is no status: {trouble}",
+                        f"containers are served all the same; trying again every {_AGAIN:g} s",
+                    ),
+                )
+            return False
+        if said:
+            logger.info("%s is there now", path)
+        return True
+
+    def work() -> None:
+        while not made and not ending.wait(_AGAIN):
+            make()
+        # After the look at `ending` that follows an append, the end finds the listener and wakes its accept.
+        if made and not ending.is_set():
+            _serve(made[0], report, ending)
+
+    said: list[str] = []
+    make()
+    thread = threading.Thread(target=work, name="status", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ending.set()
+        for listener in made:
+            # Ends the accept.
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+        thread.join(_PATIENCE)
+        for listener in made:
+            listener.close()
+            with contextlib.suppress(OSError):
+                Path(path).unlink(missing_ok=True)
+
+
+def _listener(path: str) -> socket.socket:
+    """A socket that listens there, for nobody but its owner. Raises `OSError`."""
     listener = socket.socket(socket.AF_UNIX)
     try:
         Path(path).unlink(missing_ok=True)
@@ -47,22 +104,10 @@ def serving(state_dir: str, report: Callable[[], dict[str, Any]]) -> Iterator[No
         finally:
             os.umask(before)
         listener.listen(16)
-    except OSError as error:
+    except BaseException:
         listener.close()
-        logger.error("%s cannot be made, so there is no status: %s", path, error.strerror or error)  # noqa: TRY400
-        yield
-        return
-    thread = threading.Thread(target=_serve, args=(listener, report), name="status", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        # Ends the accept.
-        with contextlib.suppress(OSError):
-            listener.shutdown(socket.SHUT_RDWR)
-        thread.join(_PATIENCE)
-        listener.close()
-        Path(path).unlink(missing_ok=True)
+        raise
+    return listener
 
 
 def require(state_dir: str, timeout: float = _PATIENCE) -> dict[str, Any]:
@@ -133,12 +178,22 @@ def at(path: str, act: Callable[[str], None]) -> None:
         os.close(folder)
 
 
-def _serve(listener: socket.socket, report: Callable[[], dict[str, Any]]) -> None:
+def _serve(listener: socket.socket, report: Callable[[], dict[str, Any]], ending: threading.Event) -> None:
+    troubled = False
     while True:
         try:
             connection, _ = listener.accept()
-        except OSError:
-            return
+        except OSError as error:
+            if ending.is_set() or error.errno not in SCARCE:
+                return
+            if not troubled:
+                troubled = True
+                logger.error("%s", scarce("who asks for the status waits", error))  # noqa: TRY400
+            ending.wait(_BREATH)
+            continue
+        if troubled:
+            troubled = False
+            logger.info("the status is told again")
         with connection:
             try:
                 connection.settimeout(_PATIENCE)
@@ -147,3 +202,13 @@ def _serve(listener: socket.socket, report: Callable[[], dict[str, Any]]) -> Non
                 continue  # whoever asked has gone, or does not read
             except Exception:
                 logger.exception("the status report failed")
+
+
+def scarce(what: str, error: OSError) -> HostError:
+    """That a connection cannot be accepted now. what: follows from that, in words."""
+    return HostError(
+        "STA006",
+        f"{what}, for a connection cannot be accepted: {error.strerror}",
+        "containers are served all the same; raise LimitNOFILE= of the unit, or see what takes the "
+        "host's descriptors and memory",
+    )

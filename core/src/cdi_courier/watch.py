@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cdi_courier import choice
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from cdi_courier.settings import Settings
 
 logger = logging.getLogger("cdi_courier.host")
+
+_FAILED: Final = "HST108: "  # what begins like this says that the whole description has failed
 
 
 class Watch:
@@ -80,8 +82,12 @@ class Watch:
             return
         if self._stopping:
             return
-        before, self.choices = self.choices, choices
         self.problems = host.problems
+        if not host.runtimes and any(problem.startswith(_FAILED) for problem in host.problems):
+            # Nothing was learnt: what was known of the runtimes is better than that there are none.
+            self._say_problems()
+            return
+        before, self.choices = self.choices, choices
         self._say(choices)
         if before != choices:
             self._changed()
@@ -98,6 +104,12 @@ class Watch:
                     return found
         same = [found for found in choices if found.runtime.kind == kind]
         return same[0] if len(same) == 1 else None
+
+    def _say_problems(self) -> None:
+        for problem in self.problems:
+            if self._said.setdefault(f"problem {problem}", "") != problem:
+                self._said[f"problem {problem}"] = problem
+                logger.warning("%s", problem)
 
     def _say(self, choices: tuple[Choice, ...]) -> None:
         now = {found.runtime.key: _in_words(found) for found in choices}

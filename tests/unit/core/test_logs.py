@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -301,6 +302,21 @@ def test_where_the_journal_is_away_its_stream_gets_the_lines(
     logs._to_journal([line("one"), line("two")])
 
     assert capfd.readouterr().err == "WARNING cdi_courier.x: one\nWARNING cdi_courier.x: two\n"
+
+
+def test_without_a_descriptor_for_the_journal_its_stream_gets_the_lines(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """No line is lost because the process can open nothing: its stderr is open."""
+
+    def no_socket(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(logs.socket, "socket", no_socket)
+
+    logs._to_journal([line("one")])
+
+    assert capfd.readouterr().err == "WARNING cdi_courier.x: one\n"
 
 
 # What is said again and again

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -41,6 +42,23 @@ def test_each_message_has_the_lines_that_systemd_knows(told: Callable[[], list[s
     assert told() == ["STATUS=well", "WATCHDOG=1"]
     assert told() == ["STATUS=stuck"]
     assert told() == ["STOPPING=1"]
+
+
+def test_the_watchdog_is_fed_without_a_descriptor_left(
+    told: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has said that it is ready says that it is alive also when it can open nothing any more."""
+    notify.ready("well")
+    told()
+    monkeypatch.setattr(notify.socket, "socket", _no_socket)
+
+    notify.alive("well", fed=True)
+
+    assert told() == ["STATUS=well", "WATCHDOG=1"]
+
+
+def _no_socket(*_: object) -> None:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 @pytest.mark.parametrize("path", ["", "relative", "/nowhere/notify"])

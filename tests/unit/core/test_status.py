@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -17,6 +18,7 @@ from cdi_courier import status
 from cdi_courier.cli import command
 from cdi_courier.errors import HostError
 from click.testing import CliRunner
+from support.waiting import wait_for
 
 
 def test_who_connects_reads_one_object(tmp_path: Path) -> None:
@@ -88,6 +90,46 @@ def test_a_folder_that_is_not_there_is_told_and_serving_goes_on(
 
     assert served
     assert "there is no status" in caplog.text
+
+
+def test_a_socket_that_can_be_made_later_is_made_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The cause is said once, with its code, and who asks is answered as soon as there is a socket."""
+    monkeypatch.setattr(status, "_AGAIN", 0.01)
+    folder = tmp_path / "later"
+    with status.serving(str(folder), lambda: {"there": True}):
+        folder.mkdir()
+        wait_for(lambda: (folder / "status.sock").exists(), 10, "the socket")
+        found = status.ask(str(folder))
+
+    assert found == {"there": True}
+    assert caplog.text.count("STA005") == 1
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("scarce", sorted(status.SCARCE))
+def test_who_cannot_be_accepted_is_answered_when_he_can(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, scarce: int
+) -> None:
+    """Whatever is scarce for a moment is said once and does not end the answering; anything else does."""
+    monkeypatch.setattr(status, "_BREATH", 0.0)
+    ours, theirs = socket.socketpair()
+    failures = [OSError(scarce, os.strerror(scarce))] * 3
+
+    class Listener:
+        def accept(self) -> tuple[socket.socket, str]:
+            if failures:
+                raise failures.pop()
+            failures.append(OSError(errno.EINVAL, "it is shut down"))
+            return theirs, ""
+
+    status._serve(Listener(), lambda: {"well": True}, threading.Event())  # type: ignore[arg-type]
+    with ours:
+        answered = json.loads(ours.recv(4096))
+
+    assert answered == {"well": True}
+    assert caplog.text.count("STA006") == 1
 
 
 # Who asks by hand

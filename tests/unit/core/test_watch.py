@@ -55,6 +55,26 @@ class Hosts:
         return found
 
 
+def test_a_description_that_fails_takes_nothing_back(caplog: pytest.LogCaptureFixture) -> None:
+    """What was known of the runtimes stays, nobody is told of a change, and the failure is said once."""
+    failed = Host(problems=("HST108: the probing process cannot be started",))
+    changes = []
+    hosts = Hosts(Host((containerd(),)), failed, failed, Host((containerd(),)))
+    watch = Watch(SETTINGS, PLUGINS, hosts, lambda: changes.append(watch.choices))
+    watch.look()
+    known = watch.choices
+    for _ in range(2):
+        watch.look()
+    during = watch.choices, watch.problems
+    watch.look()
+
+    assert known
+    assert during == (known, failed.problems)
+    assert (watch.choices, watch.problems) == (known, ())
+    assert changes == [known]
+    assert [record.getMessage() for record in caplog.records][1:] == list(failed.problems)
+
+
 def test_what_is_chosen_is_said_once_until_it_changes(caplog: pytest.LogCaptureFixture) -> None:
     """Each runtime has one line, and a new one only when version, choice or reason are others."""
     off = Host((containerd("off"),))
