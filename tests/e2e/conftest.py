@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support import debian13 as debian13_module
-from support import rootfs, vm
+from support import debs, rootfs, vm
 from support.box import Box
 from support.containerd import SUITES_1_7, SUITES_2, Handler, runc_of
 from support.debian13 import Served
@@ -67,6 +67,14 @@ def lab17(containerd17: Lab) -> Iterator[Lab]:
     """containerd 1.7, otherwise as `lab`."""
     yield containerd17
     containerd17.reset()
+
+
+@pytest.fixture(scope="session")
+def debian_packages(packages: Packages, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the Debian packages of this checkout; built once."""
+    folder = tmp_path_factory.mktemp("deb")
+    debs.build(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")
