@@ -98,10 +98,10 @@ def box(bookworm: Path) -> Iterator[Box]:
 
 
 @pytest.fixture(scope="session")
-def debian13(packages: Packages, trixie: Path) -> Iterator[Served]:
+def debian13(packages: Packages, trixie: Path, debian_packages: Path) -> Iterator[Served]:
     """A virtual Debian 13 whose containerd 1.7 is served by the daemon; one for all tests; see `host13`."""
     need(vm.unsuitable())
-    with debian13_module.machine(packages, trixie) as machine:
+    with debian13_module.machine(packages, trixie, debian_packages) as machine:
         served = debian13_module.serve(machine)
         yield served
         served.cri.close()
