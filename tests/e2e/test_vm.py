@@ -169,12 +169,9 @@ def test_after_a_reboot_the_host_serves_again(host13: Served) -> None:
     assert host13.has_device(host13.cri.run_container(host13.pod("asks"), "c1"))
 
 
+# The last test: it takes the product away.
 def test_the_packages_go_and_leave_only_what_a_container_needs(debian13: Served) -> None:
-    """Removed and purged, a container made by the wrapper keeps it and can be entered and ended; then nothing
-    is left, and every file is as it was before the packages came.
-
-    It is the last test, for it takes the product away.
-    """
+    """A container keeps the wrapper that made it whatever is purged; without it every file is as before."""
     vm, cri = debian13.vm, debian13.cri
     gate = f"{debs.STATE}/bin/cdi-courier-containerd"
     names = (debs.CORE, *debs.BACKENDS)
