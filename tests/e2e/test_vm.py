@@ -194,7 +194,7 @@ def test_the_packages_go_and_leave_only_what_a_container_needs(debian13: Served)
 
     for each in cri.list_pods():
         cri.remove_pod(each.id)
-    debs.apt(vm, "install", debs.CORE)
+    debs.apt(vm, "install", "--no-install-recommends", "cdi-courier-oci-hook")
     vm.wait(debs.UNIT)
     vm.run(UNINSTALL)
     restored = vm.run(["cat", CONFIG]).stdout
