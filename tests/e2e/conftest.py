@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support import debian13 as debian13_module
-from support import rootfs, vm
+from support import debs, rootfs, vm
 from support.box import Box
 from support.containerd import SUITES_1_7, SUITES_2, Handler, runc_of
 from support.debian13 import Served
@@ -70,6 +70,14 @@ def lab17(containerd17: Lab) -> Iterator[Lab]:
 
 
 @pytest.fixture(scope="session")
+def debian_packages(packages: Packages, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the Debian packages of this checkout; built once."""
+    folder = tmp_path_factory.mktemp("deb")
+    debs.build(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def bookworm(packages: Packages) -> Path:
     """A pristine root of Debian 12 that boots and has what the product needs; `Box` starts from it."""
     return rootfs.root(packages, "bookworm", (*rootfs.SYSTEM, *rootfs.LIBRARIES))
@@ -90,10 +98,10 @@ def box(bookworm: Path) -> Iterator[Box]:
 
 
 @pytest.fixture(scope="session")
-def debian13(packages: Packages, trixie: Path) -> Iterator[Served]:
+def debian13(packages: Packages, trixie: Path, debian_packages: Path) -> Iterator[Served]:
     """A virtual Debian 13 whose containerd 1.7 is served by the daemon; one for all tests; see `host13`."""
     need(vm.unsuitable())
-    with debian13_module.machine(packages, trixie) as machine:
+    with debian13_module.machine(packages, trixie, debian_packages) as machine:
         served = debian13_module.serve(machine)
         yield served
         served.cri.close()

@@ -1,14 +1,26 @@
 """The product on a whole Debian 13: containerd 1.7 from apt, systemd as cgroup driver, all controllers.
 
 One boot serves all of it, and the tests are few and broad, because everything in the machine takes ten times
-as long. The machine is a host in use: NRI is turned on by `install --apply`, the daemon is a unit.
+as long. The machine is a host in use: apt has installed the packages, `install --apply` has turned NRI on.
 """
 
 from __future__ import annotations
 
 import pytest
+from support import debs
 from support.cri import CriError
-from support.debian13 import CONFIG, INSTALL, SLICE, UNINSTALL, Served, described, install, main_pid
+from support.debian13 import (
+    CONFIG,
+    INSTALL,
+    SLICE,
+    UNINSTALL,
+    WRAP,
+    Served,
+    described,
+    install,
+    main_pid,
+    present,
+)
 from support.scenario import STATUS
 
 pytestmark = pytest.mark.runtime
@@ -26,6 +38,19 @@ def test_the_machine_is_a_debian_13_with_controllers_and_systemds_cgroup_driver(
     assert facts["cgroup_driver"] == "systemd"
     assert facts["cgroup_version"] == 2
     assert host13.after["version"].startswith("1.7.")
+
+
+def test_the_product_is_what_apt_installed(host13: Served) -> None:
+    """All four packages are there as they were built, their unit is enabled and runs, and nothing failed."""
+    names = (debs.CORE, *debs.BACKENDS)
+    shown = host13.vm.run(["dpkg-query", "--show", "--showformat=${db:Status-Abbrev}", *names]).stdout
+    enabled = host13.vm.run(["systemctl", "is-enabled", debs.UNIT]).stdout.strip()
+    failed = host13.vm.run(["systemctl", "--failed", "--plain", "--no-legend"]).stdout
+
+    assert shown.split() == ["ii"] * len(names)
+    assert host13.vm.run(["dpkg", "--verify", *names]).stdout == ""
+    assert (enabled, failed) == ("enabled", "")
+    assert main_pid(host13.vm, debs.UNIT) != 0
 
 
 def test_install_with_apply_turned_nri_on_by_a_restart(host13: Served) -> None:
@@ -142,3 +167,42 @@ def test_after_a_reboot_the_host_serves_again(host13: Served) -> None:
 
     assert host13.vm.state == "running"
     assert host13.has_device(host13.cri.run_container(host13.pod("asks"), "c1"))
+
+
+# The last test: it takes the product away.
+def test_the_packages_go_and_leave_only_what_a_container_needs(debian13: Served) -> None:
+    """A container keeps the wrapper that made it whatever is purged; without it every file is as before."""
+    vm, cri = debian13.vm, debian13.cri
+    gate = f"{debs.STATE}/bin/cdi-courier-containerd"
+    names = (debs.CORE, *debs.BACKENDS)
+    vm.run(UNINSTALL)
+    vm.run(WRAP)
+    pod = debian13.pod("wrapped")
+    container = cri.run_container(pod, "c1")
+    said, works = {}, {}
+    for act in ("remove", "purge"):
+        said[act] = debs.apt(vm, act, *names)
+        works[act] = debian13.has_device(container)
+
+    assert works == {"remove": True, "purge": True}
+    for text in said.values():
+        assert "installed into containerd (by backend oci_hook)" in text
+        assert f"used by container {container}" in text
+    assert vm.run(["test", "-x", gate], check=False).returncode == 0
+    with pytest.raises(CriError, match="HOK011"):
+        cri.run_container(debian13.pod("asks"), "c1")
+
+    for each in cri.list_pods():
+        cri.remove_pod(each.id)
+    debs.apt(vm, "install", "--no-install-recommends", "cdi-courier-oci-hook")
+    vm.wait(debs.UNIT)
+    vm.run(UNINSTALL)
+    restored = vm.run(["cat", CONFIG]).stdout
+    last = debs.apt(vm, "purge", *names)
+    found = present(vm)
+
+    assert restored == debian13.original
+    assert "kept" not in last
+    assert set(found.items()) ^ set(debian13.files.items()) == set()
+    assert vm.run(["systemctl", "list-units", "--all", "--no-legend", "cdi-courier*"]).stdout == ""
+    assert vm.run(["test", "-e", "/run/cdi-courier"], check=False).returncode == 1

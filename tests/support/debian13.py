@@ -1,7 +1,7 @@
-"""A Debian 13 in use: containerd 1.7 from apt under systemd's cgroup driver, with the product installed.
+"""A Debian 13 in use: containerd 1.7 from apt under systemd's cgroup driver, with the product's packages.
 
-What `cdi-courier` does to such a host is done to it by its own commands: NRI turned on by `install --apply`,
-the daemon run as a unit. It must not know what is tested on it.
+All that is done to such a host is done as an administrator does it: apt installs the packages, whose scripts
+start the daemon's unit, and `install --apply` turns NRI on. It must not know what is tested on it.
 """
 
 from __future__ import annotations
@@ -11,22 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import image
+from . import debs, image
 from .cri import CriClient, Pod
 from .packages import Packages, machine_suite
-from .product import install_product
 from .scenario import ALL, DOMAIN, GRANTED_NAMESPACE, OPEN_FUSE, OPEN_KMSG, spec
-from .vm import VM, VMFailure
+from .vm import VM
 from .waiting import wait_for
 
 IMAGE = "/root/image.tar"
 INSTALL = ("cdi-courier", "install", "--backend", "nri", "--runtime", "containerd", "--apply")
 UNINSTALL = ("cdi-courier", "uninstall", "--runtime", "containerd", "--apply")
+WRAP = ("cdi-courier", "install", "--backend", "oci_hook", "--runtime", "containerd", "--apply")
 CONFIG = "/etc/containerd/config.toml"
 SLICE = "tests.slice"  # of all pods
 NODE = "/dev/courier0"
-
-_UNIT = Path(__file__).resolve().parents[2] / "packaging/systemd/cdi-courier.service"
 
 # What an administrator sets for Kubernetes, under the tables that Debian's file has.
 _CONTAINERD = f"""\
@@ -46,18 +44,10 @@ version = 2
     path = "/var/lib/containerd/opt"
 """
 
-_MINIMAL_UNIT = """\
-[Unit]
-Description=CDI devices by annotation
-[Service]
-ExecStart=/usr/bin/cdi-courier run
-Restart=always
-[Install]
-WantedBy=multi-user.target
-"""
-
 # A machine this slow needs patience; two seconds are for real ones.
 _SETTINGS = "[probe]\ntimeout = 30.0\n"
+# Containers, and services' private folders, which have other names after each start.
+_CHANGING = ("/var/lib/containerd", "/var/tmp")
 
 _DEVICE = {"deviceNodes": [{"path": NODE, "hostPath": "/dev/kmsg", "type": "c", "major": 1, "minor": 11}]}
 
@@ -66,12 +56,14 @@ _DEVICE = {"deviceNodes": [{"path": NODE, "hostPath": "/dev/kmsg", "type": "c", 
 class Served:
     """The machine with NRI turned on and the daemon running, and how it came to that.
 
-    original: containerd's configuration file before. before, after: what `doctor --json` said of containerd.
-    pids: containerd's, before and after the install.
+    files: what was there before the packages, see `debs.files`. original: containerd's configuration file
+    then. before, after: what `doctor --json` said of containerd. pids: containerd's, before and after the
+    install.
     """
 
     vm: VM
     cri: CriClient
+    files: dict[str, str]
     original: str
     before: dict[str, Any]
     after: dict[str, Any]
@@ -112,18 +104,17 @@ class Served:
         )
 
 
-def machine(packages: Packages, root: Path) -> VM:
-    """The machine, not yet started: everything is there, nothing of the product runs, NRI is off."""
+def machine(packages: Packages, root: Path, debian_packages: Path) -> VM:
+    """The machine, not yet started: its archive offers the packages, nothing of them is there, NRI is off."""
     busybox = packages.fetch("busybox-static", machine_suite()) / "bin/busybox"
 
     def prepare(root: Path) -> None:
-        install_product(root)
+        debs.offer(root, debian_packages)
         image.build(busybox, root / IMAGE.lstrip("/"))
         files = {
             CONFIG: _CONTAINERD,
-            "/etc/cdi-courier/config.toml": _SETTINGS,
+            "/etc/cdi-courier/conf.d/tests.toml": _SETTINGS,
             "/etc/cdi/test.json": json.dumps(spec(all=_DEVICE)),
-            "/etc/systemd/system/cdi-courier.service": _UNIT.read_text() if _UNIT.exists() else _MINIMAL_UNIT,
         }
         for path, text in files.items():
             target = root / path.lstrip("/")
@@ -134,24 +125,30 @@ def machine(packages: Packages, root: Path) -> VM:
 
 
 def serve(vm: VM) -> Served:
-    """Import the image, install, start the daemon; returns when containerd and the daemon know each other."""
+    """Install by apt, turn NRI on; returns when containerd and the daemon know each other."""
     vm.run(["ctr", "-n", "k8s.io", "images", "import", IMAGE])
+    files = present(vm)
+    debs.apt(vm, "update")
+    debs.apt(vm, "install", debs.CORE)
+    vm.wait(debs.UNIT)
     before, pid = described(vm), main_pid(vm, "containerd")
     original = vm.run(["cat", CONFIG]).stdout
     install(vm)
     pids = (pid, main_pid(vm, "containerd"))
-    vm.run(["systemctl", "enable", "--now", "cdi-courier"])
     cri = CriClient(vm.serve("/run/containerd/containerd.sock"), cgroup_parent=SLICE)
-    served = Served(vm, cri, original, before, described(vm), pids)
+    served = Served(vm, cri, files, original, before, described(vm), pids)
     served.wait_for_introduction(1)
     return served
 
 
 def install(vm: VM) -> None:
     """``cdi-courier install --backend nri --apply``. Raises VMFailure."""
-    done = vm.run(INSTALL, check=False)
-    if done.returncode:
-        raise VMFailure(f"{' '.join(INSTALL)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    vm.run(INSTALL)
+
+
+def present(vm: VM) -> dict[str, str]:
+    """The files of the machine, but for what changes whatever is installed."""
+    return debs.files(vm, *_CHANGING)
 
 
 def described(vm: VM) -> dict[str, Any]:

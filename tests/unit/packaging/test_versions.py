@@ -1,4 +1,4 @@
-"""All that is packaged is of one version."""
+"""All that is packaged is of one version, and for the same Pythons."""
 
 import re
 import tomllib
@@ -29,6 +29,16 @@ def test_every_packaging_has_the_distributions_version() -> None:
     }
 
     assert versions == pinned == {spec}
+
+
+def test_debian_asks_for_the_distributions_python() -> None:
+    """The Debian packages need the same lowest Python as each distribution."""
+    control = (ROOT / "packaging/deb/debian/control").read_text()
+    asked = re.findall(r"^X-Python3-Version: (.+)$", control, re.MULTILINE)
+
+    assert {str(project(folder)["requires-python"]) for folder in PROJECTS} == {
+        each.replace(" ", "") for each in asked
+    }
 
 
 def test_all_names_every_extra() -> None:
