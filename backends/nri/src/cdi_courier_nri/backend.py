@@ -51,9 +51,7 @@ _MAX_MISSED = 100
 _MAX_DECISIONS = 100
 _MAX_KINDS = 100
 _OTHER_KINDS = "other"
-_STUCK = (
-    10.0  # seconds; the longest that one piece of work may take, a list of all a node's containers, takes 1 s
-)
+_STUCK = 10.0  # seconds at one piece of work; the longest, a list of all a node's containers, takes 1
 _STOPPED = 4  # ContainerState CONTAINER_STOPPED
 
 

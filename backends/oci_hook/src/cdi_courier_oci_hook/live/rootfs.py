@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
 _IN_ROOT = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_MAGICLINKS
 _CHILD = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
-_ATTEMPTS = (
-    128  # the kernel gives up with EAGAIN where ".." meets a rename; a tree that never rests is refused
-)
+_ATTEMPTS = 128  # the kernel gives up with EAGAIN where ".." meets a rename; what never rests is refused
 _LINKS = 40  # as many as the kernel follows
 _DIRECTORY_MODE = 0o755
 _FILE_MODE = 0o644
