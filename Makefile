@@ -4,7 +4,8 @@
 # make lint    ruff, ruff format, mypy
 # make unit    the tests that need neither root nor a container runtime
 # make e2e     the tests on real container runtimes (root)
-# make test-host  what takes too long for every run: the packages under piuparts, a whole day's containers (root)
+# make test-host  what takes too long for every run: the packages under piuparts, a whole day's
+#                 containers, real runtimes with the oldest supported dependencies (root)
 # make floors  the fast tests with the oldest supported dependencies
 # make fuzz    the decoder and the NRI session under a coverage-guided fuzzer, a minute
 # make bench   what things cost, as ratios (bench/README.md)
@@ -49,9 +50,10 @@ unit: $(VENV)/.ready
 e2e: $(VENV)/.ready
 	$(PYTHON) -m pytest tests/e2e
 
-test-host: deb $(VENV)/.ready
+test-host: deb $(VENV)/.ready $(CACHE)/venv-debian12/.ready
 	sh packaging/deb/piuparts.sh dist/deb
 	CDI_COURIER_TEST_SOAK=864000 $(PYTHON) -m pytest tests/e2e/test_soak.py
+	$(CACHE)/venv-debian12/bin/python -m pytest tests/e2e
 
 floors: $(CACHE)/venv-debian12/.ready $(CACHE)/venv-el10/.ready
 	$(CACHE)/venv-debian12/bin/python -m pytest $(FAST)
