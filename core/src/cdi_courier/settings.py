@@ -404,7 +404,7 @@ class _File:
         """Section → key → typed value, only for what the file sets."""
         try:
             document = tomllib.loads(self._text)
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # also for a number of too many digits
             raise SettingsError(
                 "SET002", f"{self._path} is not TOML: {error}", file=str(self._path)
             ) from None
@@ -461,7 +461,7 @@ class _File:
         type_ = _type_of(attribute)
         try:
             value = _structured(raw, type_)
-        except TypeError:
+        except (TypeError, OverflowError):  # a whole number may be too large to be a float
             raise self._error("SET004", path, f"expected {_expected(type_)}, not {_describe(raw)}") from None
         try:
             if attribute.validator is not None:

@@ -407,6 +407,16 @@ def test_what_is_not_toml_is_refused(tmp_path: Path, text: str | bytes) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "code"),
+    [("[nri]\ndeadline = 1" + 400 * "0", "SET004"), ("[nri]\ndeadline = " + 5000 * "1", "SET002")],
+    ids=["for a float", "to be read"],
+)
+def test_a_number_of_too_many_digits_is_refused(tmp_path: Path, text: str, code: str) -> None:
+    """It is an error like others, whoever meets it first."""
+    assert refusal(tmp_path, text).code == code
+
+
+@pytest.mark.parametrize(
     "data", [b"\xff\xfe", "[nri]\nplugin_name = 'é'".encode("latin-1"), b"# \xed\xa0\x80"]
 )
 def test_what_is_not_utf_8_is_refused(tmp_path: Path, data: bytes) -> None:
