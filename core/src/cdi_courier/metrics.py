@@ -69,13 +69,14 @@ def serving(listen: str, report: _Report) -> Iterator[str]:
     finally:
         ending.set()
         # Ends the accept.
-        with contextlib.suppress(OSError):
-            server.socket.shutdown(socket.SHUT_RDWR)
+        _shut(server.socket)
+        if server.connection is not None:
+            _shut(server.connection)
         thread.join(_PATIENCE)
         server.server_close()
         if listen.startswith("unix:"):
             with contextlib.suppress(OSError):
-                os.unlink(listen.removeprefix("unix:"))
+                _remove(listen.removeprefix("unix:"))
 
 
 def _server(listen: str, report: _Report, ending: threading.Event) -> Any:
@@ -91,9 +92,10 @@ def _server(listen: str, report: _Report, ending: threading.Event) -> Any:
         ) from None
 
     class Server(socketserver.TCPServer):
-        # One request at a time: who scrapes slowly holds up other scrapers, for a moment, and nobody else.
+        # One request at a time: who scrapes slowly holds up other scrapers, for `_PATIENCE`, and nobody else.
         allow_reuse_address = True
         request_queue_size = 16
+        connection: socket.socket | None = None  # the latest
 
         def __init__(self) -> None:
             if listen.startswith("unix:"):
@@ -121,6 +123,7 @@ def _server(listen: str, report: _Report, ending: threading.Event) -> Any:
                 if error.errno in status.SCARCE and not ending.wait(_BREATH):
                     logger.error("%s", status.scarce("who scrapes waits", error))  # noqa: TRY400
                 raise
+            self.connection = connection
             # A unix socket's peer has no address, and the handler wants one.
             return connection, address or ("unix", 0)
 
@@ -138,15 +141,25 @@ def _server(listen: str, report: _Report, ending: threading.Event) -> Any:
 
 
 def _bind(listener: socket.socket, path: str) -> None:
-    # What somebody else has left; never a file that is no socket.
     with contextlib.suppress(FileNotFoundError):
-        if stat.S_ISSOCK(os.lstat(path).st_mode):
-            os.unlink(path)
+        _remove(path)  # what somebody else has left
     before = os.umask(0o777 & ~_MODE)
     try:
         status.at(path, listener.bind)
     finally:
         os.umask(before)
+
+
+def _remove(path: str) -> None:
+    """Remove a socket; never a file that is none. Raises `OSError`."""
+    if stat.S_ISSOCK(os.lstat(path).st_mode):
+        os.unlink(path)
+
+
+def _shut(connection: socket.socket) -> None:
+    """End whatever waits for it."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _handler(report: _Report) -> type[BaseHTTPRequestHandler]:
@@ -161,9 +174,19 @@ def _handler(report: _Report) -> type[BaseHTTPRequestHandler]:
     ProcessCollector(registry=registry)
 
     class Handler(BaseHTTPRequestHandler):
-        timeout = _PATIENCE
         server_version = "cdi-courier"
         sys_version = ""
+
+        def setup(self) -> None:
+            super().setup()
+            # For all of it: who sends a byte a second would pass a limit of each wait.
+            self._limit = threading.Timer(_PATIENCE, _shut, (self.connection,))
+            self._limit.daemon = True
+            self._limit.start()
+
+        def finish(self) -> None:
+            self._limit.cancel()
+            super().finish()
 
         def do_GET(self) -> None:
             if self.path.partition("?")[0] != "/metrics":

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import importlib
 import re
 import socket
 import stat
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import pytest
 from cdi_courier import metrics
 from cdi_courier.latency import Histogram
 from prometheus_client.parser import text_string_to_metric_families
+from support.waiting import wait_for
 
 SOCKET = "/var/run/nri/nri.sock"
 
@@ -205,6 +208,59 @@ def test_a_file_that_is_no_socket_is_never_removed(tmp_path: Path, caplog: pytes
     assert trouble.startswith("SET033: cannot listen at [metrics] listen = unix:")
     assert trouble in caplog.text
     assert path.read_text() == "x"
+
+
+def test_what_lies_there_at_the_end_and_is_no_socket_stays(tmp_path: Path) -> None:
+    """Somebody may have put a file in the socket's place meanwhile."""
+    path = tmp_path / "metrics.sock"
+    with metrics.serving(f"unix:{path}", report):
+        path.unlink()
+        path.write_text("x")
+
+    assert path.read_text() == "x"
+
+
+@pytest.fixture
+def dripping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, threading.Event]]:
+    """The socket, at which somebody sends a byte now and then, and what tells that they were left."""
+    monkeypatch.setattr(metrics, "_PATIENCE", 0.5)
+    path, left, done = tmp_path / "metrics.sock", threading.Event(), threading.Event()
+
+    def drip() -> None:
+        with socket.socket(socket.AF_UNIX) as slow:
+            wait_for(path.exists, 10, "the socket")
+            slow.connect(str(path))
+            with contextlib.suppress(OSError):
+                while not done.wait(0.05):
+                    slow.sendall(b"x")
+        left.set()
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    yield path, left
+    done.set()
+    thread.join()
+
+
+def test_who_sends_slowly_is_left_after_a_while(dripping: tuple[Path, threading.Event]) -> None:
+    """The limit is one of the whole request; the next scraper is served."""
+    path, left = dripping
+    with metrics.serving(f"unix:{path}", report):
+        assert left.wait(10)
+        assert get(UnixConnection(path))[0] == 200
+
+
+def test_the_end_waits_for_nobody_who_sends_slowly(
+    dripping: tuple[Path, threading.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is being read then is cut off."""
+    monkeypatch.setattr(metrics, "_PATIENCE", 30.0)
+    path, left = dripping
+    with metrics.serving(f"unix:{path}", report):
+        wait_for(lambda: threading.active_count() > 3, 10, "the request to be read")
+    ended = left.wait(5)
+
+    assert ended
 
 
 def test_a_port_that_is_taken_is_an_error_in_words() -> None:
