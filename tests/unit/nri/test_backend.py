@@ -835,6 +835,25 @@ def test_a_refusal_that_is_the_connection_s_is_counted_instead_of_the_answer(
     assert "injected" not in caplog.text
 
 
+def test_a_request_that_ran_out_of_time_is_told_with_its_devices_and_how_long_it_took(
+    config: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was decided by then, but what was asked for is known, and since when."""
+    clock = iter([100.0, 101.4])
+    handler = handler_of(context(config))
+    asked = event("vendor.com/gpu=a")
+    monkeypatch.setattr(backend.time, "monotonic", lambda: next(clock, 101.4))
+    waiting = handler.create_container(asked, 1.0)
+
+    handler.failed(asked, ProtocolError("NRI015", "too late"))
+    handler.answered()
+
+    assert isinstance(waiting, Future)
+    (told,) = handler.decisions()
+    assert (told["code"], told["devices"]) == ("NRI015", ["vendor.com/gpu=a"])
+    assert told["duration"] == pytest.approx(1.4)
+
+
 def test_the_kinds_that_are_counted_are_bounded(config: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many vendors a host's files name, there are so many series and one for the rest."""
     monkeypatch.setattr(backend, "_MAX_KINDS", 1)

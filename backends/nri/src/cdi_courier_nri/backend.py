@@ -301,6 +301,8 @@ class Handler:
         # By identity of the grant, which the injector keeps; all of one snapshot.
         self._ready: dict[int, _Ready] = {}
         self._snapshot: Snapshot | None = None
+        # Token of a request that waits for spec files → when it began, what was asked for, by which rule.
+        self._waiting: dict[int, tuple[float, tuple[str, ...], str]] = {}
 
     def configured(self, info: Configured) -> None:
         """Decide what this runtime is sent."""
@@ -314,6 +316,7 @@ class Handler:
                 outcome.decision.who,
             )
         self._unsaid.clear()
+        self._waiting.clear()
         with self._changing:
             mode = self._decide(info, self._terms.settings)
             self._terms = evolve(self._terms, mode=mode)
@@ -463,6 +466,7 @@ class Handler:
             return self._skip(event, request, grant, began, grant.error.fields.get("rule", ""))
         snapshot = terms.registry.current()
         if snapshot is None:
+            self._waiting[event.token] = began, tuple(grant.requested), grant.rule
             answer = functools.partial(self._answer, terms, event, request, grant, began)
             return self._reader.submit(_read, terms.registry, answer)
         return self._answer(terms, event, request, grant, began, snapshot)
@@ -472,6 +476,8 @@ class Handler:
         now = time.monotonic()
         for outcome in self._unsaid:
             outcome.decision.duration = now - outcome.began
+            if self._waiting:
+                self._waiting.pop(outcome.event.token, None)
             self._tell(outcome)
         self._unsaid.clear()
 
@@ -479,8 +485,11 @@ class Handler:
         """Take note of a refusal that is the connection's, whatever was decided."""
         decided = [outcome for outcome in self._unsaid if outcome.event is event]
         self._unsaid = [outcome for outcome in self._unsaid if outcome.event is not event]
-        began = decided[0].began if decided else time.monotonic()
-        self._conclude(event, _request(event.pod, event.container), "refused", began, error=error)
+        began, names, rule = self._waiting.pop(event.token, (time.monotonic(), (), ""))
+        for outcome in decided:
+            began, names, rule = outcome.began, tuple(outcome.decision.devices), outcome.decision.rule
+        request = _request(event.pod, event.container)
+        self._conclude(event, request, "refused", began, names, error=error, rule=rule)
 
     def _answer(
         self,
