@@ -25,7 +25,7 @@ import attrs
 import click
 from cdi_courier.cli import command
 from cdi_courier.policy import BUILT_IN
-from cdi_courier.reloading import INSTALLED, RESTART
+from cdi_courier.reloading import counts
 from cdi_courier.settings import PolicyRule, RuntimeSettings, Settings
 from click.shell_completion import get_completion_class
 
@@ -384,15 +384,9 @@ def _row(section: str, attribute: attrs.Attribute[Any]) -> str:
         or _TYPES.get(attribute.type, "strings" if many else ""),
         "(required)" if attribute.default is attrs.NOTHING else f"`{_toml(attribute.default)}`",
         re.sub(r"([*|\[\]])", r"\\\1", attribute.metadata["doc"]),
-        _counts(section, attribute.name),
+        counts(f"{section}.{attribute.name}"),
     )
     return f"| {' | '.join(cells)} |"
-
-
-def _counts(section: str, key: str) -> str:
-    if f"{section}.{key}" in RESTART:
-        return "restart"
-    return "install" if section in INSTALLED else "reload"
 
 
 # --- completions ---------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ open): they keep their values until a restart, and whoever changed them is told 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import attrs
 from attrs import frozen
@@ -28,8 +28,8 @@ RESTART: Final = (
 )
 """Keys that count from the start of the daemon to its end."""
 
-INSTALLED: Final = ("oci_hook", "cri_o_drop_in")
-"""Sections that are written into the host by `install`."""
+_INSTALLED: Final = ("oci_hook", "cri_o_drop_in")  # sections that `install` writes into the host
+_COMPILED: Final = ("oci_hook.log", "oci_hook.device_cgroup")  # but these hooks read in the compiled table
 
 _FOLLOWS: Final = ("policy.sources",)  # where rules stand; no key of its own
 
@@ -49,22 +49,25 @@ class Change:
     install: tuple[str, ...]
 
 
+def counts(key: str) -> Literal["reload", "restart", "install"]:
+    """What has to happen before a key of the settings, such as ``nri.sockets``, counts."""
+    if key in RESTART:
+        return "restart"
+    return "install" if key.partition(".")[0] in _INSTALLED and key not in _COMPILED else "reload"
+
+
 def compare(old: Settings, new: Settings) -> Change:
     """From the settings in force and those just read to what is in force from now on."""
     differing = list(_differing(old, new))
-    restart = tuple(key for key in differing if key in RESTART)
+    restart, install, changed = (
+        tuple(key for key in differing if counts(key) == when) for when in ("restart", "install", "reload")
+    )
     settings = new
     for key in restart:
         section, _, name = key.partition(".")
         kept = attrs.evolve(getattr(settings, section), **{name: getattr(getattr(old, section), name)})
         settings = attrs.evolve(settings, **{section: kept})
-    install = tuple(key for key in differing if key.partition(".")[0] in INSTALLED)
-    return Change(
-        settings,
-        tuple(key for key in differing if key not in restart and key not in install),
-        restart,
-        install,
-    )
+    return Change(settings, changed, restart, install)
 
 
 def in_words(change: Change, files: Sequence[str]) -> str:

@@ -27,6 +27,7 @@ BEFORE = '[nri]\nsockets = ["/run/a.sock"]\n[policy]\ndefault = "deny"\n'
         (BEFORE.replace("/run/a", "/run/b"), (), ("nri.sockets",), ()),
         (BEFORE + "[runtimes]\ncontainerd = { ignore = true }\n", ("runtimes.containerd",), (), ()),
         (BEFORE + "[oci_hook]\ntimeout = 5\n", (), (), ("oci_hook.timeout",)),
+        (BEFORE + '[oci_hook]\ndevice_cgroup = "best-effort"\n', ("oci_hook.device_cgroup",), (), ()),
         (
             BEFORE.replace("/run/a", "/run/b").replace('"deny"', '"allow"'),
             ("policy.default",),
@@ -35,7 +36,7 @@ BEFORE = '[nri]\nsockets = ["/run/a.sock"]\n[policy]\ndefault = "deny"\n'
         ),
         (BEFORE + '[[policy.rules]]\naction = "deny"\n', ("policy.rules",), (), ()),
     ],
-    ids=["nothing", "at once", "restart", "a runtime", "install", "mixed", "a rule"],
+    ids=["nothing", "at once", "restart", "a runtime", "install", "compiled", "mixed", "a rule"],
 )
 def test_each_key_that_differs_is_named_for_what_it_needs(
     tmp_path: Path, after: str, changed: tuple[str, ...], restart: tuple[str, ...], install: tuple[str, ...]
@@ -72,11 +73,11 @@ def test_a_key_that_needs_a_restart_exists(key: str) -> None:
 )
 def test_what_counts_now_is_one_line(files: tuple[str, ...], words: str) -> None:
     """It names the files that were read and the keys that changed."""
-    change = reloading.Change(Settings(), ("policy.rules",), (), ("oci_hook.log",))
+    change = reloading.Change(Settings(), ("policy.rules",), (), ("oci_hook.timeout",))
 
     text = reloading.in_words(change, files)
 
     assert words in text
     assert "changed: policy.rules" in text
-    assert "oci_hook.log: counts once `cdi-courier install`" in text
+    assert "oci_hook.timeout: counts once `cdi-courier install`" in text
     assert "\n" not in text
