@@ -12,7 +12,7 @@ import attrs
 import pytest
 from cdi_courier import changes
 from cdi_courier.changes import ChangeSet, FileChange
-from cdi_courier.cli import command
+from cdi_courier.cli import command, held
 from cdi_courier.cli import install as install_command
 from cdi_courier.errors import HostError, PluginError
 from cdi_courier.hookspecs import API_VERSION, Offer
@@ -63,6 +63,7 @@ class Bench:
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(root))  # else a user without a session is warned
         monkeypatch.setattr(changes, "FOLDER", str(root / "changes"))
         monkeypatch.setattr(install_command, "_READY_TIMEOUT", 0.0)
+        monkeypatch.setattr(held, "_READY_TIMEOUT", 0.0)
         monkeypatch.setattr(install_command, "_describe", lambda _: self.describe())
         monkeypatch.setattr(install_command, "_recommended", lambda *_: self.recommended)
         monkeypatch.setattr(install_command, "discover", lambda _: self.plugins)
@@ -498,6 +499,7 @@ class Gated(Bench):
         self.gate = root / "bin/gate"
         self.calls = True
         self.tells = True
+        self.problems: tuple[str, ...] = ()
         self.users: tuple[str, ...] = ()
         own = FileChange(str(self.gate), b"#!/bin/sh\n", "the gate", mode=0o755, held=True)
         self.planned(files=(own, *self.plan(Runtime("containerd", "containerd")).files))
@@ -510,6 +512,8 @@ class Gated(Bench):
             self.calls = False
         path = str(self.gate) if self.calls else "/usr/sbin/runc"
         facts = {"handlers": Fact({"h": {"type": "t", "path": path}}, "a test")} if self.tells else {}
+        if self.problems:
+            return Host(problems=self.problems)
         return Host(tuple(Runtime(key, "containerd", "1.7.24", "", facts) for key in self.keys))
 
 
@@ -562,6 +566,25 @@ def test_what_the_daemon_may_call_stays_until_its_restart(gated: Gated, tells: b
         f"containerd: removed {gated.gate}\ncontainerd: fake is uninstalled\n"
     )
     assert not gated.installed
+    assert not gated.gate.exists()
+
+
+def test_what_could_not_be_looked_at_may_be_called(gated: Gated):
+    """A description that failed is no sign that the runtime is not there."""
+    gated.problems = ("HST108: the probing process said nothing",)
+    gated.invoke("uninstall")
+
+    assert gated.gate.exists()
+
+
+def test_a_runtime_that_takes_a_moment_to_tell_is_given_it(gated: Gated, monkeypatch: pytest.MonkeyPatch):
+    """After its restart it is looked at until it says what it calls."""
+    monkeypatch.setattr(held, "_READY_TIMEOUT", 30.0)
+    monkeypatch.setattr(held, "_READY_PAUSE", 0.0)
+    answers = iter([(str(gated.gate),), (str(gated.gate),), (str(gated.gate),), ()])
+    monkeypatch.setattr(held, "called", lambda *_: next(answers))
+    gated.invoke("uninstall", "--apply")
+
     assert not gated.gate.exists()
 
 

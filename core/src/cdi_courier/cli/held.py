@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from cdi_courier import changes
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from cdi_courier.settings import Settings
 
 _MOST_NAMED = 20
+_READY_TIMEOUT = 15.0  # seconds from the restart until the runtime tells what it calls
+_READY_PAUSE = 0.25
 
 
 def of(manifest: Manifest) -> tuple[str, ...]:
@@ -45,8 +48,11 @@ def called(manifest: Manifest, settings: Settings) -> tuple[str, ...]:
     paths = of(manifest)
     if not paths:
         return ()
+    host = describe(settings)
+    if host.problems and all(runtime.key != manifest.runtime for runtime in host.runtimes):
+        return paths  # whether it is there could not be learnt
     found = set()
-    for runtime in describe(settings).runtimes:
+    for runtime in host.runtimes:
         handlers = runtime.get("handlers")
         if handlers is None and runtime.key == manifest.runtime:
             return paths  # it is there, and did not tell
@@ -57,7 +63,11 @@ def called(manifest: Manifest, settings: Settings) -> tuple[str, ...]:
 def finish(manifest: Manifest, settings: Settings, *, force: bool = False) -> tuple[changes.Step, ...]:
     """Remove what was kept, after a restart. Raises `HostError` ``CHG011``, ``CHG013`` where it must stay."""
     must_be_unused(manifest, settings)
-    still = called(manifest, settings)
+    deadline = time.monotonic() + _READY_TIMEOUT
+    while still := called(manifest, settings):
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(_READY_PAUSE)
     if still:
         raise HostError(
             "CHG013",
