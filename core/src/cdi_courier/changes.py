@@ -340,7 +340,8 @@ def _undoing(entry: Entry, *, force: bool) -> Step:
 
 
 def _without_ours(entry: Entry, current: bytes) -> bytes:
-    editor = jsonedit if entry.path.endswith(".json") else tomledit
+    # No TOML begins so, and a daemon's file may be called anything.
+    editor = jsonedit if current.lstrip().startswith(b"{") else tomledit
     original: dict[str, Any] = {}
     if entry.original is not None:
         with contextlib.suppress(ValueError, CourierError):

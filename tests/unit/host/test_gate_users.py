@@ -169,6 +169,17 @@ def test_a_docker_that_was_told_its_folder_by_an_option_is_found(host: Host):
     assert found == ("docker/web",)
 
 
+def test_docker_s_file_may_be_called_anything(host: Host):
+    """A daemon is told its file by an option, and does not look at the name's end."""
+    host.daemon = host.daemon.with_name("dockerd.conf")
+    host.container("c1", "gate", "/web")
+    host.daemon.write_text(
+        json.dumps({"runtimes": {"gate": {"path": str(host.gate)}}, "data-root": str(host.data)})
+    )
+
+    assert host.users() == ("docker/web",)
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "{", "[]", '{"runtimes": []}', '{"data-root": 7, "runtimes": {}}'],

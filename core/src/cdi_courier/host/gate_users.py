@@ -2,7 +2,8 @@
 
 A gate that is removed too early leaves containers that can be neither entered nor stopped (contracts
 hooks-and-runtimes.md c.2, runtimes-verified.md A3). So this is asked before one is removed: by commands, and
-as ``python3 -I -S gate_users.py GATE [FILE…]`` by package scripts, which may not have the product any more.
+as ``python3 -I -S gate_users.py GATE [FILE…]`` by a person. Package scripts, which may not have Python any
+more, ask the same in sh: ``packaging/kept.sh``.
 It imports only the standard library, asks no daemon, and reads what the runtimes have written.
 
 It must not know how a gate is installed.
@@ -103,7 +104,7 @@ def docker(gate: str, configurations: Sequence[str]) -> Iterator[str]:
     One that does not run needs the name as well: Docker does not start it under another.
     """
     for path in {*configurations, _DOCKER_CONFIG}:
-        document = _object(path) if path.endswith(".json") else {}
+        document = _object(path)
         runtimes = document.get("runtimes")
         names = [
             name
