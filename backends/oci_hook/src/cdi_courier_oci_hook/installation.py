@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import cdi_courier
-from cdi_courier.settings import SYSTEM_DIR
+from cdi_courier.settings import default_dir, default_files
 
 from . import entry
 
@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 
 
 def settings_place(settings: Settings) -> str:
-    """Where the settings came from: the one file of ``--config``, else the system's folder."""
-    own = [path for path in settings.files if not path.startswith(f"{SYSTEM_DIR}/")]
-    return os.path.abspath(own[0]) if own else f"{SYSTEM_DIR}/"
+    """Where the settings came from, as `cdi_courier.compiling.settings_place` has it."""
+    # Only the usual folder has several files, or none.
+    if len(settings.files) == 1 and settings.files != tuple(map(str, default_files())):
+        return os.path.abspath(settings.files[0])
+    return f"{default_dir()}/"
 
 
 def package_path() -> list[str]:
