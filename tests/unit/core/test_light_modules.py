@@ -28,6 +28,26 @@ ALLOWED = "json, os, stat, errno, ctypes, fcntl, _socket, fnmatch, __future__"
 NEVER = {"typing", "dataclasses", "logging", "attr", "attrs", "yaml", "cattrs", "pluggy", "click", "inspect"}
 
 
+DAEMON = """
+import sys
+from cdi_courier import choice
+from cdi_courier.host.model import Fact, Runtime
+from cdi_courier.plugins import discover
+from cdi_courier.settings import Settings
+handlers = Fact({"runc": {"type": "io.containerd.runc.v2", "path": "/usr/sbin/runc"}}, "a test")
+runtime = Runtime("containerd", "containerd", "1.7.24", "/run/c.sock", {"handlers": handlers})
+choice.choose(discover(()), runtime, Settings())
+print(*(name for name in ("ssl", "hashlib", "http.client", "difflib", "ctypes") if name in sys.modules))
+"""
+
+
+def test_what_a_daemon_asks_of_backends_loads_nothing_large() -> None:
+    """Offers for a containerd bring neither OpenSSL nor what only commands need: it stays for ever."""
+    done = subprocess.run([sys.executable, "-c", DAEMON], capture_output=True, text=True, check=True)
+
+    assert done.stdout.split() == []
+
+
 @cache
 def imported(statement: str) -> frozenset[str]:
     """The modules that a bare interpreter has loaded after the statement."""

@@ -32,6 +32,9 @@ class CriODropInBackend:
 
     def offer(self, runtime: Runtime, settings: Settings) -> Offer:
         """As `offers.offer`."""
+        # Before the import, which brings http and ssl: most hosts have no CRI-O.
+        if runtime.kind != "cri-o":
+            return Offer(NAME, "partial", "impossible", "it is for CRI-O only")
         from . import offers
 
         return offers.offer(runtime, settings)

@@ -53,8 +53,6 @@ WHAT: Final[Mapping[str, str]] = {
 
 def offer(runtime: Runtime, settings: Settings) -> Offer:
     """The best way that this CRI-O has, or the one that ``[cri_o_drop_in] mode`` demands."""
-    if runtime.kind != "cri-o":
-        return _impossible("it is for CRI-O only")
     mode, reasons = choose(runtime, settings)
     if mode == "":
         return _impossible("; ".join(dict.fromkeys(reasons.values())))

@@ -78,7 +78,7 @@ def decide(config: Json, request: ContainerRequest, installed: Installed) -> Edi
 def guarded(work: Callable[[], None], installed: Installed, told: Callable[[str], None] | None = None) -> int:
     """Do it and return 0; or log why it cannot be done, and return 1.
 
-    told: also gets what is logged; a call that cannot be made is passed over.
+    told: also gets what is logged.
     """
     try:
         work()

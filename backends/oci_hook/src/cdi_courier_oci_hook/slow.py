@@ -14,7 +14,7 @@ from cdi_courier import compiling, editing, table
 from cdi_courier.cdi.edits import edits_to_dict
 from cdi_courier.injector import Injection
 
-from . import hook, precreate, wrapper
+from . import precreate, wrapper
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cdi_courier.compiling import Compiled
     from cdi_courier.request import ContainerRequest
 
+    from . import hook
     from .entry import Installed
     from .wrapper import Wrapped
 
@@ -38,6 +39,8 @@ def wrapper_main(installed: Wrapped, argv: Sequence[str]) -> NoReturn:
 
 def hook_main(installed: hook.Installed, _: Sequence[str]) -> NoReturn:
     """Inject what stdin's container asks for and end the process."""
+    from . import hook  # with all of `live`, which the others do without
+
     os._exit(hook.respond(lambda data: _inject(data, installed), installed))
 
 
@@ -53,6 +56,8 @@ def decide(config: dict[str, Any], request: ContainerRequest, installed: Install
 
 
 def _inject(data: bytes, installed: hook.Installed) -> None:
+    from . import hook
+
     asked = hook.ask(data, installed)
     if asked is None:
         return

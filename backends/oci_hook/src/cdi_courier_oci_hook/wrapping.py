@@ -7,7 +7,6 @@ for offers, never per container; what only commands need is imported when they p
 
 from __future__ import annotations
 
-import hashlib
 import os
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -37,6 +36,8 @@ def name_of(runtime: Runtime) -> str:
     """The name of the runtime's gate; where there are several of a kind, each has its own."""
     if runtime.key == runtime.kind:
         return f"cdi-courier-{runtime.kind}"
+    import hashlib  # brings OpenSSL, 3 MB of the daemon's memory
+
     return f"cdi-courier-{runtime.kind}-{hashlib.sha256(runtime.key.encode()).hexdigest()[:8]}"
 
 
