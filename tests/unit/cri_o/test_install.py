@@ -16,7 +16,9 @@ import pytest
 from cdi_courier import changes
 from cdi_courier.errors import CourierError
 from cdi_courier.hookspecs import Installer
-from cdi_courier.host import processes
+from cdi_courier.host import crio, processes
+from cdi_courier.host.answers import Findings
+from cdi_courier.host.files import Root
 from cdi_courier.settings import RuntimeSettings
 from cdi_courier_cri_o import install, ways
 from cdi_courier_cri_o.backend import CriODropInBackend
@@ -281,6 +283,35 @@ def test_other_options_do_not_matter(site: Site, monkeypatch: pytest.MonkeyPatch
     options(monkeypatch, *words)
 
     assert site.plan().files
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "expected"),
+    [
+        ([], {"CONTAINER_CONFIG": "/opt/crio.conf"}, "/opt/crio.conf"),
+        (["--config", "/etc/own.conf"], {"CONTAINER_CONFIG": "/opt/crio.conf"}, "/etc/own.conf"),
+    ],
+    ids=["variable", "option first"],
+)
+def test_the_main_file_is_the_one_that_cri_o_was_told(
+    tmp_path: Path, arguments: list[str], variables: dict[str, str], expected: str
+) -> None:
+    """By an option, else by a variable, which does not show among its arguments."""
+    findings = Findings()
+    script = tmp_path / "crio.py"
+    script.write_text("import sys; print(flush=True); sys.stdin.read()")
+    with subprocess.Popen(
+        [sys.executable, script, *arguments],
+        env=variables,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        crio.learn_from_files(Root(), "", child.pid, findings)
+        child.communicate()
+
+    assert findings.value("config") == expected
 
 
 def test_a_variable_beats_files_too(site: Site) -> None:

@@ -112,8 +112,11 @@ def learn_from_files(root: Root, configured: str, pid: int | None, findings: Fin
     """Note where its main file is. configured: by ``[runtimes]``, or ``""``."""
     path, source = DEFAULT_CONFIG, "where it lies by default"
     flag_ = processes.option(processes.command_line(root, pid), "-c", "--config", "-config")
+    variable = processes.environment(root, pid).get("CONTAINER_CONFIG") if pid is not None else None
     if flag_:
         path, source = processes.absolute(root, pid, flag_), f"command line of process {pid}"
+    elif variable:
+        path, source = processes.absolute(root, pid, variable), f"CONTAINER_CONFIG of process {pid}"
     if configured:
         path, source = configured, "[runtimes] config"
     findings.learn("config", path, source)
