@@ -146,6 +146,15 @@ def test_a_folder_that_the_unit_hides_is_refused(folder: str) -> None:
     assert raised.value.code == "CHG023"
 
 
+def test_an_interpreter_that_a_link_leads_to_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A virtual environment in /opt may be of a Python in a home."""
+    monkeypatch.setattr(systemd.os.path, "realpath", lambda _: "/root/.local/share/python/bin/python3.12")
+    with pytest.raises(HostError) as raised:
+        systemd.unit("/opt/cdi-courier/bin/python")
+
+    assert raised.value.code == "CHG023"
+
+
 def test_the_program_of_the_unit_is_the_packages() -> None:
     """The line that is replaced is there."""
     assert re.search(r"^ExecStart=/usr/bin/cdi-courier run", PACKAGED.read_text(), re.MULTILINE)

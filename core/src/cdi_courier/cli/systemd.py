@@ -53,8 +53,10 @@ def unit(interpreter: str) -> str:
             "install into a folder without blanks, quotes and the like, such as /opt/cdi-courier",
         )
     text = Path(__file__).parents[1].joinpath(NAME).read_text()
+    places = (interpreter, os.path.realpath(interpreter))
     for key, folders in _HIDDEN.items():
-        if interpreter.startswith(folders) and re.search(rf"^{key}=(?!no|false|0)", text, re.MULTILINE):
+        hides = re.search(rf"^{key}=(?!no|false|0)", text, re.MULTILINE)
+        if hides and any(place.startswith(folders) for place in places):
             raise HostError(
                 "CHG023",
                 f"the interpreter {quoted(interpreter)} lies where {key}= of the unit hides it",
@@ -107,7 +109,7 @@ def uninstall(*, dry_run: bool, stop: bool, force: bool) -> None:
     if not found:
         click.echo("nothing is installed")
     for manifest in found:
-        show(changes.preview_undo(manifest, force=force))
+        show(changes.preview_undo(manifest, folder=MANIFESTS, force=force))
         if dry_run:
             return
         if stop:
