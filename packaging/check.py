@@ -9,6 +9,7 @@ point, and the command answers. It knows nothing of a packaging format.
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 import subprocess
 import sys
@@ -27,7 +28,7 @@ def main() -> None:
     if plugins.problems or not set(plugins.backends) >= _BACKENDS:
         sys.exit(f"backends found: {sorted(plugins.backends)}; problems: {plugins.problems}")
     code = f"import sys; sys.path[:0] = {sys.argv[1:]!r}; from cdi_courier.cli import main; main()"
-    subprocess.run([sys.executable, "-c", code, "config", "check"], check=True)  # noqa: S603 - as set up above
+    subprocess.run([sys.executable, "-c", code, "--config", os.devnull, "config", "check"], check=True)  # noqa: S603 - as set up above
 
 
 def _import_all(name: str) -> None:

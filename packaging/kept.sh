@@ -12,12 +12,14 @@ installed_into() { # STATE: one line a runtime into which something is installed
 
 named_by_runtimes() { # STATE: one line a configuration file of a runtime that names a wrapper
     for file in /etc/containerd/*.toml /etc/containerd/*/*.toml /etc/docker/daemon.json \
-        /etc/crio/crio.conf /etc/crio/crio.conf.d/*; do
+        /etc/crio/crio.conf /etc/crio/crio.conf.d/* \
+        /var/lib/rancher/*/agent/etc/containerd/* /etc/k0s/containerd.toml /etc/k0s/containerd.d/* \
+        /var/snap/microk8s/current/args/containerd*.toml; do
         if grep -qsF "$1/bin/" "$file"; then echo "$file"; fi
     done
 }
 
-used_by_containers() { # STATE: one line a thing that runs, or will run, a wrapper
+used_by_containers() { # STATE: one line a thing that runs, or will run, a wrapper (see host/gate_users.py)
     # A monitor, such as conmon, has the runtime's path among its arguments.
     for process in /proc/[0-9]*; do
         if grep -qsF "$1/bin/" "$process/cmdline"; then echo "process ${process#/proc/}"; fi
@@ -40,6 +42,9 @@ used_by_containers() { # STATE: one line a thing that runs, or will run, a wrapp
 
 why_kept() { # STATE: one line a reason to keep wrappers and manifests; nothing if all may go
     installed_into "$1" | sed 's/^/installed into /'
+    for manifest in "$1"/unit/*.json; do
+        if [ -e "$manifest" ]; then echo "a unit that \`cdi-courier install --systemd\` has written"; fi
+    done
     [ -n "$(ls -A "$1/bin" 2>/dev/null)" ] || return 0
     named_by_runtimes "$1" | sed 's/^/named in /'
     used_by_containers "$1" | sed 's/^/used by /'
