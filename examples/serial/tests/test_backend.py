@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from cdi_courier.cdi.registry import Registry
 from cdi_courier.hookspecs import ServeContext
 from cdi_courier.injector import Injector
 from cdi_courier.settings import Settings
+from cdi_courier_serial import backend
 from cdi_courier_serial.backend import BundleSocketBackend
 from cdi_courier_serial.bundle import RefusedError, prepare
 from cdi_courier_serial.dialect import SERIAL
@@ -131,3 +133,25 @@ def test_the_socket_is_roots_alone_and_goes_with_the_server(context: ServeContex
 
     assert mode == 0o600
     assert not (tmp_path / "bundle.sock").exists()
+
+
+def test_running_out_of_descriptors_is_waited_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that returns would end the whole daemon."""
+    monkeypatch.setattr(backend, "_BREATH", 0.0)
+    failures = iter([OSError(errno.EMFILE, "Too many open files"), OSError(errno.EINVAL, "shut down")])
+    accepts: list[int] = []
+
+    class Listener:
+        def accept(self) -> None:
+            accepts.append(1)
+            raise next(failures)
+
+        def __enter__(self) -> Listener:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    backend.BundleServer(tmp_path / "s", Listener(), None).run()  # type: ignore[arg-type]
+
+    assert len(accepts) == 2

@@ -9,9 +9,11 @@ the injector that it is handed does.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import socket
+import threading
 import time
 from collections import deque
 from pathlib import Path
@@ -40,6 +42,9 @@ SOCKET: Final = "bundle.sock"
 _PATIENCE: Final = 5.0  # seconds for a launcher that neither writes nor reads
 _LARGEST: Final = 16 * 1024 * 1024  # bytes; a config with a thousand mounts has 0.3 MiB
 _KEPT: Final = 100
+_BREATH: Final = 0.2  # seconds until another attempt at a connection that cannot be accepted
+# Why accepting fails and may not fail the next time. A server that returns ends the daemon.
+_SCARCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED})
 
 
 class BundleSocketBackend:
@@ -100,6 +105,7 @@ class BundleServer:
         self._path = path
         self._listener = listener
         self._injector = injector
+        self._ending = threading.Event()
         self._since = time.time()
         self._counts = dict.fromkeys(("requests", "injected", "skipped", "refused"), 0)
         self._decisions: deque[Mapping[str, Any]] = deque(maxlen=_KEPT)
@@ -110,14 +116,18 @@ class BundleServer:
             while True:
                 try:
                     connection, _ = self._listener.accept()
-                except OSError:
-                    break  # `stop` has shut it down
+                except OSError as error:
+                    if self._ending.is_set() or error.errno not in _SCARCE:
+                        break
+                    self._ending.wait(_BREATH)
+                    continue
                 with connection:
                     self._converse(connection)
         self._path.unlink(missing_ok=True)
 
     def stop(self) -> None:
         """End the accept; may be called more than once, and after the end."""
+        self._ending.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
 
@@ -156,6 +166,7 @@ class BundleServer:
             self._decide("refused", (), str(error), error.code)
             return {"error": str(error)}
         except (ValueError, RecursionError):
+            self._decide("refused", (), "the config is no JSON")
             return {"error": "the config is no JSON"}
         if names:
             logger.info("injected: %s", ",".join(names))

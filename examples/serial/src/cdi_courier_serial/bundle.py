@@ -52,12 +52,15 @@ def prepare(bundle: Path, path: Path) -> None:
 def _ask(path: Path, data: bytes) -> bytes:
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(_PATIENCE)
-        client.connect(str(path))
-        client.sendall(data)
-        client.shutdown(socket.SHUT_WR)
         answer = bytearray()
-        while part := client.recv(65536):
-            answer += part
+        try:
+            client.connect(str(path))
+            client.sendall(data)
+            client.shutdown(socket.SHUT_WR)
+            while part := client.recv(65536):
+                answer += part
+        except OSError as error:
+            raise OSError(f"cannot ask {path}: {error}") from None
     return bytes(answer)
 
 
@@ -74,6 +77,6 @@ def main() -> int:
         print(f"cdi-bundle: {error}", file=sys.stderr)  # noqa: T201 - it is a command
         return 1
     except (OSError, ValueError) as error:
-        print(f"cdi-bundle: cannot ask {arguments.socket}: {error}", file=sys.stderr)  # noqa: T201
+        print(f"cdi-bundle: {error}", file=sys.stderr)  # noqa: T201
         return 1
     return 0
