@@ -7,7 +7,7 @@ answer for certain it leaves to the slow way (`SlowPath`): the full pipeline, wh
 
 from __future__ import annotations
 
-from cdi_courier.annotations import requested_devices
+from cdi_courier.annotations import asked, requested_devices
 from cdi_courier.errors import CdiError, CourierError, PolicyDenied
 from cdi_courier.oci import apply_edits, has_user_namespace
 from cdi_courier.policy import require
@@ -100,7 +100,7 @@ def grant(request: ContainerRequest, table: Table) -> Granted | CourierError | N
     Raises `SlowPath` where the table cannot tell, and as the full pipeline does: `AnnotationError`,
     `PolicyDenied` unless the settings say to skip.
     """
-    if _asks(request, table.foreign):
+    if asked(request.annotations, request.container, table.foreign):
         raise SlowPath
     requested = requested_devices(
         request.annotations,
@@ -191,15 +191,6 @@ def _bind_nodes(config: Json, bound: dict[str, str]) -> None:
 
 def _misshapen(what: str) -> CdiError:
     return CdiError("CDI018", f"the OCI config is not usable: {what}")
-
-
-def _asks(request: ContainerRequest, families: Iterable[Any]) -> bool:
-    return any(
-        (prefix + request.container if scoped else prefix) in request.annotations
-        for forms, _ in families
-        for prefix, scoped in forms
-        if request.container or not scoped
-    )
 
 
 def has_hook(config: Json, wanted: Json) -> bool:

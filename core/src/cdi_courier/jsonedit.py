@@ -11,6 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from cdi_courier.errors import CourierError, quoted
+from cdi_courier.tomledit import restore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -51,23 +52,8 @@ def remove(data: bytes, keys: Sequence[Key], original: Mapping[str, Any]) -> byt
     """
     document = parse(data)
     for key in keys:
-        _restore(document, key, original)
+        restore(document, key, original)
     return _text(document, data)
-
-
-def _restore(document: dict[str, Any], key: Key, original: Any) -> None:
-    name, *rest = key
-    there = isinstance(original, dict) and name in original
-    if rest:
-        inner = document.get(name)
-        if isinstance(inner, dict):
-            _restore(inner, tuple(rest), original[name] if there else None)
-            if not inner and not there:
-                del document[name]
-    elif there:
-        document[name] = original[name]
-    else:
-        document.pop(name, None)
 
 
 def _text(document: Mapping[str, Any], before: bytes) -> bytes:

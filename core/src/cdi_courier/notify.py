@@ -18,11 +18,6 @@ from cdi_courier.errors import printable
 _PATIENCE: Final = 1.0  # seconds
 
 
-def enabled() -> bool:
-    """Whether somebody listens."""
-    return bool(os.environ.get("NOTIFY_SOCKET"))
-
-
 def ready(status: str) -> None:
     """Say that the start, or a reload, is over. status: a few words for ``systemctl status``."""
     _send("READY=1", _status(status))

@@ -114,11 +114,10 @@ def run(settings: Settings, backend: str | None = None, reread: Callable[[], Set
 def _need_descriptors() -> None:
     """Raise the limit of open files as far as it is needed. Raises `SettingsError` ``SET041``."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limits = [limit for limit in (hard, soft) if limit != resource.RLIM_INFINITY]
-    if limits and limits[0] < _DESCRIPTORS:
+    if hard != resource.RLIM_INFINITY and hard < _DESCRIPTORS:
         raise SettingsError(
             "SET041",
-            f"this process may open {limits[0]} files at a time, and needs up to {_DESCRIPTORS}",
+            f"this process may open {hard} files at a time, and needs up to {_DESCRIPTORS}",
             "raise the hard limit of open files: LimitNOFILE= of the unit, ulimit -Hn",
         )
     if soft != resource.RLIM_INFINITY and soft < _DESCRIPTORS:

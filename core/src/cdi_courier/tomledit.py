@@ -1,8 +1,8 @@
 """Small edits of TOML text that leave every other byte alone.
 
 Strings are put in and taken out by a scanner that splices the text, so that nothing else can change; `remove`
-takes out keys anywhere, by tomlkit. Every result is read back and
-compared with what was meant before it is returned. It must not know whose files these are.
+takes out keys anywhere, by the scanner too or, where a table is in pieces, by tomlkit. Every result is read
+back and compared with what was meant before it is returned. It must not know whose files these are.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def remove(data: bytes, keys: Sequence[Key], original: dict[str, Any]) -> bytes:
 
     def edit(document: Any) -> None:
         for key in keys:
-            _restore(document, key, original)
+            restore(document, key, original)
 
     meant = _document(data)
     edit(meant)
@@ -265,13 +265,14 @@ def _below(document: dict[str, Any], key: Key) -> dict[str, Any]:
     return document
 
 
-def _restore(document: Any, key: Key, original: Any) -> None:
+def restore(document: Any, key: Key, original: Any) -> None:
+    """Have a key as in `original`, or not at all; a table that is left empty and was not there goes too."""
     name, *rest = key
     there = isinstance(original, dict) and name in original
     if rest:
         inner = document.get(name)
         if isinstance(inner, dict):
-            _restore(inner, tuple(rest), original[name] if there else None)
+            restore(inner, tuple(rest), original[name] if there else None)
             if not inner and not there:
                 document.pop(name)
     elif there:
@@ -331,26 +332,11 @@ def _string(text: str) -> str:
 
 def _find(text: str, key: Key) -> tuple[int, int, int] | None:
     """A statement at the root: the begin of its line, then its value's begin and end."""
-    at = 0
-    while at < len(text):
-        token = _TOKEN.match(text, at)
-        assert token is not None  # noqa: S101 - the last alternative matches any character
-        if token.lastgroup == "open":
+    for path, begin, start, end in _statements(text):
+        if start == end:
             return None  # the first table
-        if token.lastgroup in ("blank", "comment", "newline"):
-            at = token.end()
-            continue
-        begin = at
-        while token.lastgroup != "equals":
-            token = _TOKEN.match(text, token.end())
-            assert token is not None  # noqa: S101 - what is TOML has an = here
-        name = tomllib.loads(f"{text[begin : token.start()]} = 0")
-        blank = re.compile(r"[ \t]*").match(text, token.end())
-        start = blank.end() if blank else token.end()
-        end = _value_end(text, start)
-        if _path(name) == key:
+        if path == key:
             return text.rfind("\n", 0, begin) + 1, start, end
-        at = end
     return None
 
 

@@ -24,7 +24,12 @@ _QUANTILES: Final = ("p50", "p90", "p99")
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables.")
 @click.option(
-    "--timeout", default=2.0, show_default=True, metavar="SECONDS", help="Wait so long for an answer."
+    "--timeout",
+    type=click.IntRange(1, 3600),
+    default=2,
+    show_default=True,
+    metavar="SECONDS",
+    help="Wait so long for an answer.",
 )
 @click.pass_context
 def status(context: click.Context, as_json: bool, timeout: float) -> None:
