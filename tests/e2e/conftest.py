@@ -6,7 +6,6 @@ a failure.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from support.box import Box
 from support.containerd import SUITES_1_7, SUITES_2, Handler, runc_of
 from support.debian13 import Served
 from support.lab import NEWER, Lab, unsuitable
+from support.needs import need
 from support.packages import Packages
 from support.product import install_product
 
@@ -26,14 +26,6 @@ def packages() -> Packages:
     """Debian's packages, on a machine that can run what is in them."""
     need(unsuitable())
     return Packages()
-
-
-def need(reason: str) -> None:
-    """Skip the test for this reason, if there is one; in CI fail it."""
-    if reason and os.environ.get("CI"):
-        pytest.fail(f"CI must run these tests: {reason}")
-    if reason:
-        pytest.skip(reason)
 
 
 def newer_runc(packages: Packages) -> dict[str, Handler]:

@@ -1,4 +1,4 @@
-"""What README and docs/getting-started.md have a reader type works, on a real containerd, as it stands there.
+"""What docs/getting-started.md has a reader type works, on a real containerd, as it stands there.
 
 The blocks run as root in a mount namespace whose folders for programs, settings and state are laid over the
 host's, so that nothing of it stays. What is not run says why in a comment before the block.

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.box import Box
+from support.needs import need
 
 pytestmark = pytest.mark.runtime
 
@@ -97,7 +98,7 @@ def box(bookworm: Path, venv: Path) -> Iterator[Box]:
         line.split(" = ", 1) for line in (venv / "pyvenv.cfg").read_text().splitlines() if " = " in line
     )
     if config["home"] != "/usr/bin" or sys.version_info[:2] != (3, 11):
-        pytest.skip("the environment is not of Debian 12's own Python, which is what the box has")
+        need("the environment is not of Debian 12's own Python, which is what the box has")
 
     def prepare(folder: Path) -> None:
         shutil.copytree(venv, folder / HOME.lstrip("/"), symlinks=True)

@@ -194,7 +194,7 @@ class Docker:
             raise self._failure("dockerd ended at its start")
         try:
             self.call("GET", "/info")
-        except OSError:
+        except (OSError, DockerError):
             return False
         return True
 

@@ -5,7 +5,6 @@ It must not know which backend is installed.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -37,6 +36,7 @@ class Restarter:
         script.chmod(0o755)
         self.command = str(script)
         self.times = 0
+        self.failure: Exception | None = None
         self.thread = threading.Thread(target=self._serve)
 
     def __enter__(self) -> Restarter:
@@ -46,14 +46,20 @@ class Restarter:
     def __exit__(self, *_: object) -> None:
         self.ask.write_text("end")
         self.thread.join()
+        if self.failure is not None:
+            raise self.failure
 
     def _serve(self) -> None:
         while self.ask.read_text() != "end":
             self.times += 1
             status = 1
-            with contextlib.suppress(containerd_module.RuntimeFailure):
+            try:
                 self.restart()
                 status = 0
+            except containerd_module.RuntimeFailure:
+                pass  # a runtime that does not start: the command is told so
+            except Exception as error:  # noqa: BLE001 - whoever runs the command waits for an answer
+                self.failure = error
             self.answer.write_text(str(status))
 
 

@@ -67,8 +67,7 @@ def test_where_nobody_listens_nothing_happens(monkeypatch: pytest.MonkeyPatch, p
     monkeypatch.setenv("NOTIFY_SOCKET", path)
 
     notify.ready("well")
-
-    assert notify.enabled() is bool(path)
+    notify.alive("well", fed=True)
 
 
 @pytest.mark.parametrize(

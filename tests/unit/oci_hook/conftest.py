@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ class Files:
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Files:
+def files(tmp_path: Path) -> Iterator[Files]:
     """Device ``v.com/c=a`` and ``=b``, each with an env, in a file that has one too."""
-    os.umask(0o022)
-    return Files(tmp_path)
+    before = os.umask(0o022)
+    yield Files(tmp_path)
+    os.umask(before)
