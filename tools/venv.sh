@@ -2,7 +2,7 @@
 # Build a virtual environment with the four distributions installed editable, and the development tools.
 #
 # usage: venv.sh DIR [CONSTRAINTS]
-# With CONSTRAINTS (a pip constraints file) the packages come at those versions: tests/floors.txt.
+# With CONSTRAINTS (a pip constraints file) the packages come at those versions: tests/floors.
 # PYTHON chooses the interpreter; the default is Debian's own, else the newest one on PATH.
 set -eu
 
