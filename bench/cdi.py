@@ -1,6 +1,6 @@
 """What the CDI side costs, as ratios to a floor measured in the same run. See README.md beside this file.
 
-``python bench/cdi.py [--json FILE] [--check]``; ``--check`` exits 1 if a bar, with slack, is missed.
+``python bench/run.py cdi``
 """
 
 from __future__ import annotations
@@ -151,28 +151,3 @@ BARS = {name: bar for name, (_, bar) in BENCHES.items()}
 def measure(*, check: bool = False) -> dict[str, Result]:  # noqa: ARG001 - as the other benches
     """The figures, by name."""
     return {name: bench() for name, (bench, _) in BENCHES.items()}
-
-
-def main() -> int:
-    """Run all; print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", metavar="FILE")
-    parser.add_argument("--check", action="store_true")
-    arguments = parser.parse_args()
-    missed, results = [], {}
-    print(f"{'bench':15}{'median':>9}{'low':>9}{'high':>9}{'bar':>9}")
-    for name, (bench, bar) in BENCHES.items():
-        result = results[name] = bench()
-        print(f"{name:15}" + "".join(f"{v:9.2f}" for v in (*result.values(), bar)))
-        if result["median"] > bar * SLACK:
-            missed.append(name)
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(results, indent=2) + "\n")
-    if arguments.check and missed:
-        print(f"missed by more than {SLACK} times: {', '.join(missed)}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

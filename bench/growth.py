@@ -1,13 +1,11 @@
 """How costs grow: with spec files, names in an annotation, containers at Synchronize. See README.md here.
 
-``python bench/growth.py [--json FILE] [--check]``; ``--check`` measures less and exits 1 if a cost grows
-faster than it may. A figure is the exponent of growth: 1 where twice as much takes twice as long, 0 where it
-does not matter. All is measured in this process, without a socket.
+``python bench/run.py growth``. A figure is the exponent of growth: 1 where twice as much takes twice as long,
+0 where it does not matter. All is measured in this process, without a socket.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import math
@@ -178,27 +176,3 @@ def measure(*, check: bool = False) -> dict[str, Result]:
             for what, calls in bench(Path(name), sizes):
                 found[what] = grown(calls, 2 if check else 5)
     return found
-
-
-def main() -> int:
-    """Run all; print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", metavar="FILE")
-    parser.add_argument("--check", action="store_true")
-    arguments = parser.parse_args()
-    results = measure(check=arguments.check)
-    print(f"{'bench':28}{'median':>9}{'low':>9}{'high':>9}{'bar':>9}")
-    for what, result in results.items():
-        print(f"{what:28}" + "".join(f"{result[k]:9.2f}" for k in ("median", "low", "high")) + f"{BAR:9.2f}")
-        print("    " + ", ".join(f"{size}: {took:g} µs" for size, took in result["µs"].items()))
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
-    missed = [what for what, result in results.items() if result["median"] > BAR * SLACK]
-    if arguments.check and missed:
-        print(f"grows faster than {BAR * SLACK:.2f}: {'; '.join(missed)}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

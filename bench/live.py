@@ -1,13 +1,11 @@
 """What live injection costs, as a ratio to a bare interpreter started in the same run. See README.md.
 
-``python bench/live.py [--json FILE] [--check]``; ``--check`` exits 1 if the bar, with slack, is missed. Needs
-root. The container is a mount namespace as a runtime leaves it, a new one for each injection; making it is
-outside of the time.
+``python bench/run.py live``, as root. The container is a mount namespace as a runtime leaves it, a new one
+for each injection; making it is outside of the time. It has no device filter of its own.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -122,30 +120,3 @@ def measure(*, check: bool = False) -> dict[str, dict[str, float]]:  # noqa: ARG
         name: {"median": statistics.median(found), "low": min(found), "high": max(found)}
         for name, found in figures.items()
     }
-
-
-def main() -> int:
-    """Run it; print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", metavar="FILE")
-    parser.add_argument("--check", action="store_true")
-    arguments = parser.parse_args()
-    if os.geteuid() != 0:
-        print("live injection is measured as root only", file=sys.stderr)
-        return 2
-    results = measure()
-    print(f"{'bench':15}{'median':>9}{'low':>9}{'high':>9}{'bar':>9}")
-    for name, result in results.items():
-        bar = f"{BARS[name]:9.2f}" if name in BARS else ""
-        print(f"{name:15}" + "".join(f"{v:9.2f}" for v in result.values()) + bar)
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(results, indent=2) + "\n")
-    missed = [name for name, bar in BARS.items() if results[name]["median"] > bar * SLACK]
-    if arguments.check and missed:
-        print(f"missed by more than {SLACK} times: {', '.join(missed)}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,7 @@
 """All benches in one table and one file. See README.md beside this.
 
-``python bench/run.py [--json FILE] [--plot FOLDER] [--check]``; ``--check`` measures less and exits 1 if a
-bar, with its bench's slack, is missed. Each bench can be run alone, too; this knows only their figures.
+``python bench/run.py [--json FILE] [--plot FOLDER] [--check] [BENCH…]``; ``--check`` measures less and exits
+1 if a bar, with its bench's slack, is missed. Without a BENCH all are run; this knows only their figures.
 """
 
 from __future__ import annotations
@@ -70,16 +70,21 @@ def lines(part: str, figures: Figures) -> list[str]:
 def main() -> int:
     """Run all; print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("benches", metavar="BENCH", nargs="*", help=f"of {', '.join(PARTS)}; all by default")
     parser.add_argument("--json", metavar="FILE", type=Path)
     parser.add_argument("--plot", metavar="FOLDER", type=Path, help="needs matplotlib")
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
+    if unknown := {*arguments.benches} - {*PARTS}:
+        parser.error(f"there is no bench {', '.join(sorted(unknown))}")
     results: dict[str, Figures] = {}
     late = []
     print(
         f"{'bench (*: its bar is missed)':40}" + "".join(f"{c:>9}" for c in ("median", "low", "high", "bar"))
     )
     for part, (measure, _, _) in PARTS.items():
+        if arguments.benches and part not in arguments.benches:
+            continue
         if part == "live" and os.geteuid() != 0:
             print("live: measured as root only", file=sys.stderr)
             continue

@@ -1,13 +1,10 @@
 """How long the daemon takes from its start until a runtime has it, as a ratio. See README.md.
 
-``python bench/start.py [--json FILE] [--check]``; ``--check`` measures less and exits 1 if the bar, with
-slack, is missed. The runtime is the load driver of tests/support, in this process.
+``python bench/run.py start``. The runtime is the load driver of tests/support, in this process.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -79,25 +76,3 @@ def measure(*, check: bool = False) -> dict[str, Result]:
             "floor_ms": statistics.median(floor),
         }
     }
-
-
-def main() -> int:
-    """Run it; print a line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", metavar="FILE")
-    parser.add_argument("--check", action="store_true")
-    arguments = parser.parse_args()
-    results = measure(check=arguments.check)
-    print(f"{'bench':15}{'median':>9}{'low':>9}{'high':>9}{'ours ms':>9}{'floor ms':>9}{'bar':>9}")
-    for name, result in results.items():
-        print(f"{name:15}" + "".join(f"{v:9.2f}" for v in (*result.values(), BARS[name])))
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(results, indent=2) + "\n")
-    if arguments.check and results["registered"]["median"] > BARS["registered"] * SLACK:
-        print(f"missed by more than {SLACK} times: registered", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
