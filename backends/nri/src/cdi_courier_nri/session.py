@@ -222,9 +222,13 @@ class CreateContainer:
         Only when asked for, because it costs three times what all else in the request does. Raises
         ProtocolError if it is unreadable.
         """
+        data = self._data
         if self._enveloped:
-            return _decode(messages.EnvelopedDetails, self._data).payload.container
-        return _decode(messages.CreateContainerDetails, self._data).container
+            try:
+                return messages.EnvelopedDetails.FromString(data).payload.container
+            except Exception:  # noqa: BLE001 - as in _lone_container
+                data = _decode(messages.Request, data).payload
+        return _decode(messages.CreateContainerDetails, data).container
 
 
 class Ignored:
