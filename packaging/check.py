@@ -27,7 +27,7 @@ def main() -> None:
     plugins = importlib.import_module("cdi_courier.plugins").discover(())
     if plugins.problems or not set(plugins.backends) >= _BACKENDS:
         sys.exit(f"backends found: {sorted(plugins.backends)}; problems: {plugins.problems}")
-    code = f"import sys; sys.path[:0] = {sys.argv[1:]!r}; from cdi_courier.cli import main; main()"
+    code = f"import sys; sys.path[:0] = {sys.argv[1:]!r}; from cdi_courier.__main__ import main; main()"
     subprocess.run([sys.executable, "-c", code, "--config", os.devnull, "config", "check"], check=True)  # noqa: S603 - as set up above
 
 

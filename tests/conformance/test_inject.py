@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from cdi_courier.cdi.edits import edits_to_dict
-from cdi_courier.cdi.registry import Registry, Snapshot
+from cdi_courier.cdi.registry import Registry
+from cdi_courier.cdi.snapshot import Snapshot
 from cdi_courier.errors import CdiError
 from cdi_courier.names import split_kind
 from cdi_courier.oci import apply_edits

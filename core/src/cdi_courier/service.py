@@ -7,6 +7,7 @@ settings again. Containers are served by other threads and wait for neither.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import functools
 import gc
 import importlib.metadata
@@ -23,11 +24,10 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 from attrs import define, field
 
-from cdi_courier import choice, locks, metrics, notify, reloading, status, table
+from cdi_courier import choice, locks, logs, metrics, notify, status, table
 from cdi_courier.cdi.registry import Registry
 from cdi_courier.errors import CourierError, PluginError, SettingsError
 from cdi_courier.hookspecs import Reloadable, ServeContext, Supervised
-from cdi_courier.host.describe import describe
 from cdi_courier.injector import Injector
 from cdi_courier.plugins import Plugins, discover
 from cdi_courier.watch import Watch
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from cdi_courier.cdi.snapshot import Snapshot
     from cdi_courier.hookspecs import Server
+    from cdi_courier.host.model import Host
     from cdi_courier.settings import Settings
 
     _Wishes = queue.SimpleQueue[str]
@@ -45,6 +46,8 @@ logger = logging.getLogger("cdi_courier")
 
 _STOP, _RELOAD, _ENDED = "stop", "reload", "ended"
 _LOOK: Final = 10.0  # seconds between two looks at the servers, and two lines for the service manager
+_ALONE: Final = 0.2  # seconds that the sessions have the interpreter for themselves, to begin in
+_SETTLED: Final = 1.0  # seconds without a wish after which all that a start makes has been made
 _SIGNAL: Final = 1.0  # seconds that a signal may go unnoticed in the worst case
 _DESCRIPTORS: Final = 64  # some 15 are in use, a few more while the host is described
 _ALIVE_STATES: Final = ("active", "idle")
@@ -66,6 +69,30 @@ class State:
     problem: str = ""
     restart: tuple[str, ...] = ()
     metrics: str = ""
+
+
+def process(read: Callable[[], Settings], backend: str | None = None) -> int:
+    """`run` as the whole of a process: what it has to say goes where the settings want it.
+
+    read: the settings as they are now in the files. Raises what `read` and `run` raise.
+    """
+    settings = read()
+    with _last_words(), logs.writing(settings.service):
+        return run(settings, backend, read)
+
+
+@contextlib.contextmanager
+def _last_words() -> Iterator[None]:
+    """Have a daemon that is aborted, as a watchdog does, say on stderr what each thread was at."""
+    try:
+        faulthandler.enable()
+    except (AttributeError, ValueError, OSError):  # a plugin that a runtime has launched may have no stderr
+        yield
+        return
+    try:
+        yield
+    finally:
+        faulthandler.disable()
 
 
 def run(settings: Settings, backend: str | None = None, reread: Callable[[], Settings] | None = None) -> int:
@@ -90,14 +117,11 @@ def run(settings: Settings, backend: str | None = None, reread: Callable[[], Set
         watch = Watch(
             settings,
             plugins,
-            lambda: describe(state.settings),
+            lambda: _described(state),
             lambda: _reconsider(servers),
         )
         servers.update(_servers(state, plugins, watch))
         _version()
-        # What exists now stays: the collector need not look through it again and again.
-        gc.collect()
-        gc.freeze()
 
         def reload() -> None:
             if reread is not None:
@@ -176,6 +200,8 @@ def reload_settings(
 
     Never raises: what is wrong is said in one line, and shown by ``status`` until it is right.
     """
+    from cdi_courier import reloading
+
     try:
         change = reloading.compare(state.settings, reread())
         same = change.settings.cdi == state.settings.cdi
@@ -279,6 +305,13 @@ def _table_time(state_dir: str) -> float | None:
         return None
 
 
+def _described(state: State) -> Host:
+    # Imported when the sessions have begun, which come first.
+    from cdi_courier.host.describe import describe
+
+    return describe(state.settings)
+
+
 def _reconsider(servers: Mapping[str, Server]) -> None:
     for server in servers.values():
         server.reconsider()
@@ -346,12 +379,17 @@ def _supervise(
             wishes.put(_ENDED)
 
     threads = [threading.Thread(target=serve, args=(s,), name=name) for name, s in servers.items()]
-    # Not waited for: it may be in the midst of asking a runtime that hangs.
-    threading.Thread(target=watch.run, name="watch", daemon=True).start()
     for thread in threads:
         thread.start()
     # Ready also without a runtime: a runtime that is ordered after this one must be able to start.
     notify.ready(_in_words(servers))
+
+    def look() -> None:
+        if not ending.wait(_ALONE):
+            watch.run()
+
+    # Not waited for: it may be in the midst of asking a runtime that hangs.
+    threading.Thread(target=look, name="watch", daemon=True).start()
     _attend(servers, wishes, reload)
     notify.stopping()
     ending.set()
@@ -367,8 +405,12 @@ def _attend(servers: Mapping[str, Server], wishes: _Wishes, reload: Callable[[],
     """Do what is wished for until it is the end; feed the watchdog as long as every server is alive."""
     watchdog = notify.watchdog_interval()
     pause = _LOOK if watchdog is None else min(_LOOK, watchdog / 3)
+    settled = False
     while True:
-        wish = _next(wishes, pause)
+        wish = _next(wishes, pause if settled else min(_SETTLED, pause))
+        if not settled and not wish:
+            _settle()
+            settled = True
         if wish in (_STOP, _ENDED):
             return
         if wish == _RELOAD:
@@ -376,6 +418,13 @@ def _attend(servers: Mapping[str, Server], wishes: _Wishes, reload: Callable[[],
             reload()
             notify.ready(_in_words(servers))
         notify.alive(_in_words(servers), fed=_alive(servers))
+
+
+def _settle() -> None:
+    """Have the collector at work again, but not on what a start has made, which stays."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def _next(wishes: _Wishes, pause: float) -> str:

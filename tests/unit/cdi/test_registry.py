@@ -14,7 +14,8 @@ import pytest
 from cdi_courier.cdi import registry as registry_module
 from cdi_courier.cdi import trust
 from cdi_courier.cdi.model import Spec
-from cdi_courier.cdi.registry import Registry, Snapshot
+from cdi_courier.cdi.registry import Registry
+from cdi_courier.cdi.snapshot import Snapshot
 from cdi_courier.cdi.trust import acceptable_owners
 from cdi_courier.cdi.validate import load_spec
 from cdi_courier.errors import CdiError

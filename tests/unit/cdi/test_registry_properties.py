@@ -7,7 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from cdi_courier.cdi.registry import Registry, Snapshot
+from cdi_courier.cdi.registry import Registry
+from cdi_courier.cdi.snapshot import Snapshot
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

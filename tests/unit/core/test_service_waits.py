@@ -23,7 +23,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """Of a daemon that finds no backend and no runtime."""
     alone = Plugins({}, dialects=discover((), ()).dialects)
     monkeypatch.setattr(service, "discover", lambda _: alone)
-    monkeypatch.setattr(service, "describe", lambda _: Host(()))
+    monkeypatch.setattr("cdi_courier.host.describe.describe", lambda _: Host(()))
     default = Settings()
     return attrs.evolve(default, service=attrs.evolve(default.service, state_dir=str(tmp_path / "state")))
 

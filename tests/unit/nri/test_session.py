@@ -695,11 +695,13 @@ def field(number: int, value: bytes) -> bytes:
     st.binary(max_size=60)
     | st.sampled_from([M["Create"](pod=pod()).SerializeToString(), b""])
     # What only the second reading looks at: the container's fields in depth, mostly not in order.
-    | st.builds(lambda number, value: field(2, field(number, value)), st.integers(1, 15), st.binary(max_size=9))
+    | st.builds(
+        lambda number, value: field(2, field(number, value)), st.integers(1, 15), st.binary(max_size=9)
+    )
 )
 @example(field(2, field(8, b"\xff")))
 def test_a_request_that_comes_whole_is_read_as_one_in_pieces(payload: bytes) -> None:
-    """The short way of a lone CreateContainer leads to the same event, details and errors in the same words."""
+    """The short way of a lone CreateContainer leads to the same event and details, or to the same error."""
     data = request(5, "CreateContainer", payload)
 
     assert asked(active(), [data]) == asked(active(), [data[:7], data[7:]])

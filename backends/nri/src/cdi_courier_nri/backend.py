@@ -51,6 +51,7 @@ _MAX_MISSED = 100
 _MAX_DECISIONS = 100
 _MAX_KINDS = 100
 _OTHER_KINDS = "other"
+_ALONE = 0.2  # seconds that a session may take to begin before spec files are read beside it
 _STUCK = 10.0  # seconds at one piece of work; the longest, a list of all a node's containers, takes 1
 _STOPPED = 4  # ContainerState CONTAINER_STOPPED
 
@@ -120,6 +121,7 @@ class _Server:
             self._locks.close()
             raise
         self._reader = ThreadPoolExecutor(1, "cdi-reader")
+        self._begun = threading.Event()
         self._registry = context.injector.registry
         self._inherited = inherited
         paths = settings.sockets if inherited is None else (launched.LABEL,)
@@ -135,7 +137,7 @@ class _Server:
                 # A plugin launched by a runtime before NRI 0.7 is never synchronized.
                 synchronize_grace=SYNCHRONIZE_GRACE if inherited is None else math.inf,
                 ignores=handler.ignores,
-                observer=handler.observe,
+                observer=functools.partial(self._observe, handler),
             )
             for path, handler in self._handlers.items()
         ]
@@ -151,8 +153,7 @@ class _Server:
         with self._locks:
             for thread in threads:
                 thread.start()
-            # So that the first container need not wait for it; but to be registered comes first.
-            self._reader.submit(self._registry.snapshot)
+            self._reader.submit(self._read_first)
             for thread in threads:
                 thread.join()
             self._reader.shutdown(wait=False, cancel_futures=True)
@@ -161,6 +162,7 @@ class _Server:
 
     def stop(self) -> None:
         """End every session; requests in hand are answered first."""
+        self._begun.set()
         for connection in self._connections:
             connection.stop()
 
@@ -204,6 +206,17 @@ class _Server:
     def decisions(self) -> list[dict[str, Any]]:
         """The latest answers of all sessions."""
         return [decision for handler in self._handlers.values() for decision in handler.decisions()]
+
+    def _observe(self, handler: Handler, state: str, since: float, cause: str) -> None:
+        handler.observe(state, since, cause)
+        if state == "active":
+            self._begun.set()
+
+    def _read_first(self) -> None:
+        # So that the first container need not wait for it; but to be registered comes first, and threads
+        # share the interpreter.
+        self._begun.wait(_ALONE)
+        self._registry.snapshot()
 
     def _serve(self, connection: NriConnection) -> None:
         try:

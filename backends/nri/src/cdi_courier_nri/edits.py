@@ -17,7 +17,6 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cdi_courier import oci
-from cdi_courier.cdi.edits import edits_to_dict
 from cdi_courier.errors import quoted
 
 from . import messages
@@ -74,6 +73,9 @@ class PreparedEdits:
     """Container edits made ready for a runtime with one NRI version, (0, 0) if that is not known."""
 
     def __init__(self, edits: ContainerEdits, nri: NriVersion) -> None:
+        # Imported here: a daemon need not wait for it before it registers.
+        from cdi_courier.cdi.edits import edits_to_dict
+
         written = edits_to_dict(edits)
         self.nri = nri
         self._lost: list[Undeliverable] = []

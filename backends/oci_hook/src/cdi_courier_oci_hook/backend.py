@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from cdi_courier.cdi.edits import edits_to_dict
 from cdi_courier.hookspecs import API_VERSION, Backend, Offer, ServeContext, hookimpl
 
 if TYPE_CHECKING:
@@ -63,6 +62,8 @@ class OciHookBackend:
         """Of edits of a config nothing is lost; much of what is injected into a container that exists."""
         if runtime.kind != "cri-o":
             return ()
+        from cdi_courier.cdi.edits import edits_to_dict
+
         from . import hook
 
         return hook.undeliverable_edits(edits_to_dict(injection.edits))

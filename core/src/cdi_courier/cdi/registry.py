@@ -1,5 +1,7 @@
 """The spec directories on disk, rescanned when they have changed. Source: contracts cdi.md section 1.
 
+What a spec is made of is imported with the first scan: a daemon need not wait for that before it registers.
+
 No inotify: before an answer the identity of directories and files (`_Identity`) is compared with what was
 read, a few `stat` calls. It knows files, owners and order; what a file says is `decode`'s and `validate`'s,
 what follows from all of them is `snapshot`'s.
@@ -22,13 +24,11 @@ import time
 from collections.abc import Sequence
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from attrs import define, field, frozen
 
 from cdi_courier.cdi import trust as _trust
-from cdi_courier.cdi.model import Spec
-from cdi_courier.cdi.snapshot import DeviceEntry, Resolution, Snapshot, SpecFile
 from cdi_courier.errors import CdiError, quoted
 from cdi_courier.signature import (
     OWNER,
@@ -40,7 +40,9 @@ from cdi_courier.signature import (
     names_in,
 )
 
-__all__ = ["DEFAULT_DIRS", "DeviceEntry", "Registry", "Resolution", "Snapshot", "SpecFile"]
+if TYPE_CHECKING:
+    from cdi_courier.cdi.model import Spec
+    from cdi_courier.cdi.snapshot import DeviceEntry, Snapshot, SpecFile
 
 DEFAULT_DIRS: Final = ("/etc/cdi", "/var/run/cdi")
 DEFAULT_MAX_FILE_SIZE: Final = 2 * 1024 * 1024
@@ -243,6 +245,8 @@ class Registry:
         return directory_identity(found), tuple(files)
 
     def _scan_file(self, scan: _Scan, path: str, priority: int, distrusted: str) -> FileIdentity:
+        from cdi_courier.cdi.snapshot import SpecFile
+
         try:
             found = os.stat(path)
         except OSError as error:
@@ -316,7 +320,7 @@ def _is_there(path: str) -> bool:
 
 
 def load_spec(data: bytes, path: str) -> Spec:
-    """As `validate.load_spec`, which loads PyYAML: a daemon need not wait for that before it registers."""
+    """As `validate.load_spec`."""
     from cdi_courier.cdi import validate
 
     return validate.load_spec(data, path)
@@ -339,6 +343,8 @@ def load_file(path: str, max_file_size: int = 2097152) -> Spec:
 
 def _conclude(scan: _Scan, dirs: tuple[str, ...]) -> Snapshot:
     """Decide which definition of each device is in force: contracts cdi.md section 1.2."""
+    from cdi_courier.cdi.snapshot import DeviceEntry, Snapshot
+
     devices: dict[str, tuple[int, DeviceEntry]] = {}
     conflicts: dict[str, list[str]] = {}
     for file in scan.specs:

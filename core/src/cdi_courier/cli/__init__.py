@@ -7,15 +7,14 @@ environment overrides files.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from cdi_courier.errors import CourierError, SettingsError
 from cdi_courier.settings import Settings, load
 
 if TYPE_CHECKING:
@@ -81,8 +80,9 @@ def registry_of(context: click.Context, spec_dirs: tuple[str, ...]) -> Registry:
     return Registry(dirs, trust=cdi.trust, max_file_size=cdi.max_file_size)
 
 
-def main() -> None:
-    """Run the command; an expected error is one message on stderr and never a traceback."""
+def main() -> int:
+    """Run the command of the command line; its exit code. Raises `CourierError` for an expected failure."""
+    gc.enable()
     try:
         code = command(standalone_mode=False, auto_envvar_prefix="CDI_COURIER")
     except click.exceptions.Abort:
@@ -90,9 +90,4 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         code = error.exit_code
-    except CourierError as error:
-        click.echo(f"cdi-courier: {error}", err=True)
-        code = 2 if isinstance(error, SettingsError) else 1
-    except BrokenPipeError:
-        code = 1  # whoever read our output has had enough
-    sys.exit(code if isinstance(code, int) else 0)
+    return code if isinstance(code, int) else 0

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import faulthandler
 from typing import TYPE_CHECKING
 
 import attrs
 import click
 
-from cdi_courier import logs, service
+from cdi_courier import service
 from cdi_courier.cli import settings_of
 from cdi_courier.settings import override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from cdi_courier.settings import Settings
 
 
@@ -36,21 +32,4 @@ def run(context: click.Context, backend: str | None, nri_socket: str | None, nri
             changes["plugin_index"] = override("nri", "plugin_index", nri_index, "--nri-index")
         return attrs.evolve(settings, nri=attrs.evolve(settings.nri, **changes))  # type: ignore[arg-type]
 
-    settings = read()
-    with _last_words(), logs.writing(settings.service):
-        code = service.run(settings, backend, read)
-    context.exit(code)
-
-
-@contextlib.contextmanager
-def _last_words() -> Iterator[None]:
-    """Have a daemon that is aborted, as a watchdog does, say on stderr what each thread was at."""
-    try:
-        faulthandler.enable()
-    except (AttributeError, ValueError, OSError):  # a plugin that a runtime has launched may have no stderr
-        yield
-        return
-    try:
-        yield
-    finally:
-        faulthandler.disable()
+    context.exit(service.process(read, backend))
