@@ -13,7 +13,7 @@ from cdi_courier.errors import CdiError
 from cdi_courier.oci import apply_edits
 from cdi_courier_nri import adjustment, messages
 from cdi_courier_nri.edits import Adjusted, PreparedEdits
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support import nri_apply
 
@@ -159,8 +159,18 @@ def comparable(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+MOUNTED = {
+    "process": {"user": {"uid": 0, "gid": 0}, "env": []},
+    "mounts": [{"destination": "/a", "source": "/a", "options": ["rw", "ro"]}],
+    "linux": {"devices": []},
+}
+REMOUNTED = ContainerEdits(mounts=(Mount(host_path="/a", container_path="/a", options=("ro", "rw")),))
+"""The same options in another order, which mean something else."""
+
+
 @settings(max_examples=200, deadline=None)
 @given(EDITS, CONFIGS)
+@example(REMOUNTED, MOUNTED)
 def test_a_container_is_as_cdi_itself_would_have_made_it(
     edits: ContainerEdits, config: dict[str, Any]
 ) -> None:

@@ -260,13 +260,36 @@ class _Terms:
 
 @define  # frozen costs more, and nobody changes it
 class _Outcome:
-    """A decision, perhaps not on its way yet. began: a `time.monotonic`. lost: edits are missing."""
+    """What was decided, perhaps not on its way yet. began: a `time.monotonic`. lost: edits are missing."""
 
     event: CreateContainer
-    decision: Decision
-    error: CourierError | None
+    request: ContainerRequest
+    verdict: str
+    names: tuple[str, ...]
+    rule: str
     began: float
     lost: bool = False
+    error: CourierError | None = None
+
+    def decision(self, runtime: str, now: float) -> Decision:
+        """In the words of the log. now: a `time.monotonic`."""
+        error = self.error
+        found = (
+            Decision(self.verdict, self.request, self.names, self.rule, runtime)
+            if error is None
+            else Decision(
+                self.verdict,
+                self.request,
+                self.names,
+                self.rule,
+                runtime,
+                code=error.code,
+                cause=_short(error),
+                what=_in_one_line(error),
+            )
+        )
+        found.duration = now - self.began
+        return found
 
 
 @define
@@ -325,8 +348,8 @@ class Handler:
         for outcome in self._unsaid:
             logger.warning(
                 "not %s %s: the connection ended before the answer was sent",
-                outcome.decision.verdict,
-                outcome.decision.who,
+                outcome.verdict,
+                outcome.request,
             )
         self._unsaid.clear()
         self._waiting.clear()
@@ -488,10 +511,9 @@ class Handler:
         """Count and log what has been decided since the last call."""
         now = time.monotonic()
         for outcome in self._unsaid:
-            outcome.decision.duration = now - outcome.began
             if self._waiting:
                 self._waiting.pop(outcome.event.token, None)
-            self._tell(outcome)
+            self._tell(outcome, now)
         self._unsaid.clear()
 
     def failed(self, event: CreateContainer, error: CourierError) -> None:
@@ -500,7 +522,7 @@ class Handler:
         self._unsaid = [outcome for outcome in self._unsaid if outcome.event is not event]
         began, names, rule = self._waiting.pop(event.token, (time.monotonic(), (), ""))
         for outcome in decided:
-            began, names, rule = outcome.began, tuple(outcome.decision.devices), outcome.decision.rule
+            began, names, rule = outcome.began, outcome.names, outcome.rule
         request = _request(event.pod, event.container)
         self._conclude(event, request, "refused", began, names, error=error, rule=rule)
 
@@ -534,8 +556,8 @@ class Handler:
             names = tuple(grant.requested)
             self._conclude(event, request, "refused", began, names, error=error, rule=grant.rule)
             raise
-        decision = Decision("injected", request, ready.injection.names, grant.rule, self._runtime)
-        self._unsaid.append(_Outcome(event, decision, None, began, lost))
+        names = ready.injection.names
+        self._unsaid.append(_Outcome(event, request, "injected", names, grant.rule, began, lost))
         return data
 
     def _keep(self, grant: Grant, injection: Injection) -> _Ready:
@@ -595,30 +617,21 @@ class Handler:
         rule: str = "",
     ) -> None:
         """Note why a container gets nothing, to be counted and logged once the answer is on its way."""
-        decision = Decision(
-            verdict,
-            request,
-            names,
-            rule,
-            self._runtime,
-            code=error.code,
-            cause=_short(error),
-            what=_in_one_line(error),
-        )
-        self._unsaid.append(_Outcome(event, decision, error, began))
+        self._unsaid.append(_Outcome(event, request, verdict, names, rule, began, error=error))
 
-    def _tell(self, outcome: _Outcome) -> None:
-        decision, error = outcome.decision, outcome.error
+    def _tell(self, outcome: _Outcome, now: float) -> None:
+        error = outcome.error
+        decision = outcome.decision(self._runtime, now)
         counts = self.counts
-        counts[decision.verdict] += 1
+        counts[outcome.verdict] += 1
         level = logging.INFO
         if error is None:
-            for name in decision.devices:
+            for name in outcome.names:
                 self._count_kind(name.partition("=")[0])
             counts["undeliverable"] += outcome.lost
         else:
             level = logging.WARNING
-            by_code = self.refusals if decision.verdict == "refused" else self.skips
+            by_code = self.refusals if outcome.verdict == "refused" else self.skips
             by_code[error.code] = by_code.get(error.code, 0) + 1
             counts["unresolved"] += isinstance(error, CdiError)
             counts["undeliverable"] += isinstance(error, DeliveryError)

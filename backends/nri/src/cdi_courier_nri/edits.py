@@ -396,7 +396,8 @@ def _id_mapped(mount: Json) -> Json:
 
 def _is_same_mount(ours: Json, theirs: Any) -> bool:
     same = ours["hostPath"] == theirs.source and ours.get("type", "") == theirs.type
-    return same and set(ours.get("options", ())) == set(theirs.options)
+    # In their order: of two that contradict each other the last one counts.
+    return same and [*ours.get("options", ())] == [*theirs.options]
 
 
 def _is_same_device(theirs: Any, ours: Json, container: Any) -> bool:

@@ -5,6 +5,7 @@ No I/O. It knows streams, envelopes and their limits; which services and methods
 
 from __future__ import annotations
 
+import functools
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
@@ -238,6 +239,7 @@ def _lone_request(data: bytes) -> tuple[int, bytes] | None:
     return stream, data[_LONE.size : second] + data[second + FRAME.size :]
 
 
+@functools.lru_cache(256)
 def _payload_field(size: int) -> bytes:
     """What stands before the payload in an encoded `messages.Response`: its number and its length, if any."""
     if not size:

@@ -21,7 +21,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal
@@ -61,6 +61,7 @@ _Stamps = tuple[int, int]  # mtime and ctime in ns
 # each container is taken out of a stat_result in one go. Tests hold them equal.
 _directory_of = attrgetter("st_dev", "st_ino", "st_uid", "st_gid", "st_mode")
 _directory_at = attrgetter("st_dev", "st_ino", "st_uid", "st_gid", "st_mode", "st_mtime_ns", "st_ctime_ns")
+_stat = os.stat
 _stamps_of = attrgetter("st_mtime_ns", "st_ctime_ns")
 _file_of = attrgetter(
     "st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns", "st_uid", "st_gid", "st_mode"
@@ -92,25 +93,27 @@ class _Scan:
 
 @frozen
 class _Usual:
-    """What `Registry.current` compares as a rule: no step of Python for each file."""
+    """What `Registry.current` compares as a rule.
+
+    missing: directories that are not there. known: path, what is looked at in its stat, what that was.
+    """
 
     snapshot: Snapshot
-    dirs: list[str]
-    directories: list[tuple[int, ...]]
     missing: list[str]
-    paths: list[str]
-    files: list[FileIdentity]
+    known: list[tuple[str, Callable[[os.stat_result], tuple[int, ...]], tuple[int, ...]]]
 
     def holds(self) -> bool:
         """Whether all is as it was. False also where that cannot be told so simply."""
         try:
-            if any(map(_is_there, self.missing)):
-                return False
-            return [*map(_directory_at, map(os.stat, self.dirs))] == self.directories and [
-                *map(_file_of, map(os.stat, self.paths))
-            ] == self.files
+            for path in self.missing:
+                if _is_there(path):
+                    return False
+            for path, look, found in self.known:
+                if look(_stat(path)) != found:
+                    return False
         except OSError:
             return False
+        return True
 
 
 class Registry:
@@ -165,9 +168,8 @@ class Registry:
 
     def _looked(self, last: tuple[_Identity, Snapshot]) -> _Usual | None:
         """What need only be compared as long as it is all as it was; None where that would not be enough."""
-        dirs, directories, missing = [], [], []
-        paths: list[str] = []
-        files: list[FileIdentity] = []
+        missing = []
+        looks: list[tuple[str, Callable[[os.stat_result], tuple[int, ...]], tuple[int, ...]]] = []
         for directory, known in zip(self.dirs, last[0], strict=True):
             if known is None:
                 missing.append(directory)
@@ -175,13 +177,11 @@ class Registry:
             stamps = self._listed.get(directory)
             if stamps is None:
                 return None
-            dirs.append(directory)
-            directories.append(known[0] + stamps)
+            looks.append((directory, _directory_at, known[0] + stamps))
             prefix = directory if directory.endswith("/") else directory + "/"
-            paths += [prefix + name for name, _ in known[1]]
-            files += [identity for _, identity in known[1]]
+            looks += [(prefix + name, _file_of, identity) for name, identity in known[1]]
         # Asked last: what `_listed` vouched for above was then of this scan.
-        return _Usual(last[1], dirs, directories, missing, paths, files) if self._last is last else None
+        return _Usual(last[1], missing, looks) if self._last is last else None
 
     def _is_still(self, directory: str, known: _DirIdentity) -> bool:
         """Whether a directory has the identity that it had, without reading a file."""
