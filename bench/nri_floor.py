@@ -29,7 +29,8 @@ M = message_classes(
         "Subscription": "2 events int32",
         "Listing": "3 more bool",
         "Listed": "2 more bool",
-        "Pod": "6 annotations map<string,string>",
+        "Pair": "1 key string, 2 value string",
+        "Pod": "6 annotations Pair*",
         "Container": "3 name string",
         "Create": "1 pod Pod, 2 container Container",
         "Device": "1 name string",
@@ -43,19 +44,32 @@ MESSAGE = Struct(">IIBB")
 
 def received(sock: socket.socket) -> Iterator[tuple[int, int, bytes]]:
     """(stream, kind, data) of each message, until the runtime closes."""
-    read = sock.makefile("rb", 65536).read
-    unread = {PLUGIN: b"", RUNTIME: b""}
-    while head := read(FRAME.size):
-        conn, length = FRAME.unpack(head)
-        data = unread[conn] + read(length)
-        while len(data) >= MESSAGE.size:
-            size, stream, kind, _ = MESSAGE.unpack_from(data)
+    raw = bytearray()
+    unread = {PLUGIN: bytearray(), RUNTIME: bytearray()}
+
+    def fill(size: int) -> bool:
+        while len(raw) < size:
+            data = sock.recv(65536)
+            if not data:
+                return False
+            raw.extend(data)
+        return True
+
+    while fill(FRAME.size):
+        conn, length = FRAME.unpack_from(raw)
+        end = FRAME.size + length
+        if not fill(end):
+            return
+        message = unread[conn]
+        message += raw[FRAME.size : end]
+        del raw[:end]
+        while len(message) >= MESSAGE.size:
+            size, stream, kind, _ = MESSAGE.unpack_from(message)
             end = MESSAGE.size + size
-            if len(data) < end:
+            if len(message) < end:
                 break
-            yield stream, kind, data[MESSAGE.size : end]
-            data = data[end:]
-        unread[conn] = data
+            yield stream, kind, bytes(message[MESSAGE.size : end])
+            del message[:end]
 
 
 def framed(conn: int, stream: int, kind: int, data: bytes) -> bytes:
@@ -66,7 +80,7 @@ def framed(conn: int, stream: int, kind: int, data: bytes) -> bytes:
 def created(payload: bytes) -> Any:
     """The answer to CreateContainer: the names that the first annotation present asks for."""
     asked = M["Create"].FromString(payload)
-    annotations = asked.pod.annotations
+    annotations = {pair.key: pair.value for pair in asked.pod.annotations}
     container, pod, bare = KEYS
     value = annotations.get(container + asked.container.name) or annotations.get(pod) or annotations.get(bare)
     answer = M["Created"]()

@@ -53,7 +53,7 @@ _DESCRIPTORS: Final = 64  # some 15 are in use, a few more while the host is des
 _ALIVE_STATES: Final = ("active", "idle")
 
 
-@define
+@define(eq=False, repr=False)
 class State:
     """What the daemon works with now. Only the main thread changes it, any may read.
 
@@ -121,7 +121,6 @@ def run(settings: Settings, backend: str | None = None, reread: Callable[[], Set
             lambda: _reconsider(servers),
         )
         servers.update(_servers(state, plugins, watch))
-        _version()
 
         def reload() -> None:
             if reread is not None:
@@ -272,7 +271,6 @@ def report(servers: Mapping[str, Server], watch: Watch, state: State | None = No
 
 @functools.cache
 def _version() -> str:
-    # Asked once: it is looked up in files, which cannot be opened when descriptors have run out.
     return importlib.metadata.version("cdi-courier")
 
 
@@ -421,7 +419,14 @@ def _attend(servers: Mapping[str, Server], wishes: _Wishes, reload: Callable[[],
 
 
 def _settle() -> None:
-    """Have the collector at work again, but not on what a start has made, which stays."""
+    """Do what a start leaves for later.
+
+    What is looked up in files is looked up now, since they cannot be opened when descriptors have run out.
+    The collector is at work again, but not on what a start has made, which stays.
+    """
+    from cdi_courier import reloading  # noqa: F401 - see `reload_settings`
+
+    _version()
     gc.collect()
     gc.freeze()
     gc.enable()

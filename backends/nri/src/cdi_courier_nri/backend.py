@@ -244,7 +244,7 @@ class _Mode:
 _UNKNOWN = "the runtime has not introduced itself"
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class _Terms:
     """What a request is answered by, from its beginning to its end; replaced as a whole."""
 
@@ -258,7 +258,7 @@ class _Terms:
         return self.settings.delivery.undeliverable == "warn"
 
 
-@define  # frozen costs more, and nobody changes it
+@define(eq=False, repr=False)  # frozen costs more, and nobody changes it
 class _Outcome:
     """What was decided, perhaps not on its way yet. began: a `time.monotonic`. lost: edits are missing."""
 
@@ -292,7 +292,7 @@ class _Outcome:
         return found
 
 
-@define
+@define(eq=False, repr=False)
 class _Ready:
     """What a grant comes to with one snapshot. by_names: the answer by names where none is there already."""
 

@@ -400,6 +400,7 @@ class _SessionLoop:
                 if self._create_container(event, arrived):
                     self._write(self.session.outgoing())
                     self._owner.latency.add(self._sent_at - arrived)
+                self._count()
             elif event.__class__ is Ignored:
                 self._count()
                 self._write(self.session.outgoing())
@@ -417,12 +418,11 @@ class _SessionLoop:
 
     def _create_container(self, event: CreateContainer, arrived: float) -> bool:
         """Have the handler decide; False if that takes time."""
-        self._count()
         share = self._owner.deadline_share
         deadline = arrived + share * (event.timeout_nano * 1e-9 or self._request_timeout)
         try:
             answer = self._handler.create_container(event, deadline)
-            if isinstance(answer, Future):
+            if answer.__class__ is not bytes and isinstance(answer, Future):
                 self._pending[event.token] = (answer, deadline, arrived, event)
                 answer.add_done_callback(self._wake)
                 return False

@@ -269,6 +269,7 @@ class Session:
         self._register_stream = 0
         self._trunk = Trunk()
         self._parts: list[bytes] = []
+        self._lone = self._trunk.lone
         self.outgoing: Callable[[], bytes] = self._trunk.outgoing
         """What must be written to the socket now; each byte is handed out once."""
         self._methods: dict[str, Callable[[Request], Event | None]] = {
@@ -300,7 +301,7 @@ class Session:
         """
         if self.state is State.CLOSED:
             raise ProtocolError("NRI007", "the session is closed")
-        if self.state is State.ACTIVE and (lone := self._trunk.lone(data)):
+        if self.state is State.ACTIVE and (lone := self._lone(data)):
             stream, body = lone
             if body.startswith(_CREATE_CONTAINER):
                 event = self._lone_container(stream, body)

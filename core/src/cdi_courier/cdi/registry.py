@@ -68,7 +68,7 @@ _file_of = attrgetter(
 )
 
 
-@frozen
+@frozen(eq=False, repr=False)  # here and below: a quarter of a start is making classes
 class _Parsed:
     """A file as read: its spec or its error, and what it was like then."""
 
@@ -78,7 +78,7 @@ class _Parsed:
     error: CdiError | None
 
 
-@define
+@define(eq=False, repr=False)
 class _Scan:
     """What a scan has gathered so far."""
 
@@ -91,7 +91,7 @@ class _Scan:
     rested: bool = True
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class _Usual:
     """What `Registry.current` compares as a rule.
 
