@@ -594,11 +594,11 @@ def test_best_effort_extends_the_containers_filter_whatever_those_above_say(
 def test_systemd_is_told_before_the_programs_are_looked_at(
     host: Host, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A scope of systemd's is declared to it first, by its path; other cgroups are not its."""
-    told: list[tuple[str, int]] = []
+    """A scope of systemd's is declared to it first, by its path, with the time that is left; no other is."""
+    told: list[tuple[str, int, float]] = []
 
-    def declare(path: str, grants: Any, root: str) -> tuple[str, ...]:
-        told.append((path, len(kernel.calls)))
+    def declare(path: str, grants: Any, root: str, deadline: float) -> tuple[str, ...]:
+        told.append((path, len(kernel.calls), deadline))
         return ()
 
     monkeypatch.setattr(systemd, "declare", declare)
@@ -606,9 +606,9 @@ def test_systemd_is_told_before_the_programs_are_looked_at(
     (host.v2 / "s.slice/cri-c1.scope/container").mkdir(parents=True)
     host.place(str(PID), v2="/s.slice/cri-c1.scope/container")
     kernel.calls.clear()
-    cgroup.allow(PID, RULES, cgroups_path="s.slice:cri:c1", mode="enforce")
+    cgroup.allow(PID, RULES, cgroups_path="s.slice:cri:c1", mode="enforce", deadline=7.0)
 
-    assert told == [("/s.slice/cri-c1.scope", 0)]
+    assert told == [("/s.slice/cri-c1.scope", 0, 7.0)]
 
 
 def test_what_systemd_refuses_is_refused_or_under_best_effort_only_logged(
@@ -616,7 +616,7 @@ def test_what_systemd_refuses_is_refused_or_under_best_effort_only_logged(
 ) -> None:
     """The container's filter is extended under best-effort only: it would be lost with a daemon-reload."""
 
-    def declare(path: str, grants: Any, root: str) -> tuple[str, ...]:
+    def declare(*_: Any) -> tuple[str, ...]:
         raise DeliveryError("HOK260", "no answer")
 
     monkeypatch.setattr(systemd, "declare", declare)

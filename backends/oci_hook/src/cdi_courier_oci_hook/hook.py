@@ -200,6 +200,7 @@ def deliver(
             cgroups_path=_cgroups_path(asked.config),
             mode=device_cgroup,
             log_to=installed.log,
+            deadline=deadline,
         )
 
     live.inject(

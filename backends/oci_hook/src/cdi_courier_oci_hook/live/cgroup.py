@@ -63,13 +63,14 @@ def allow(
     cgroups_path: str,
     mode: Literal["enforce", "best-effort"],
     log_to: str = "journal",
+    deadline: float = float("inf"),
 ) -> None:
     """Let the container whose first process this is use these devices; doing so twice is the same as once.
 
     pid: as this process sees it. rules: type ``c`` or ``b``, major and minor number, and the access that is
     granted, of the letters ``rwm``. cgroups_path: ``linux.cgroupsPath`` of its OCI config, empty if it has
     none. mode, log_to: ``[oci_hook] device_cgroup`` and ``log``; with best-effort what is not in this
-    process's power is logged as a warning.
+    process's power is logged as a warning. deadline: a `time.monotonic` by which systemd must have answered.
 
     Raises `DeliveryError` ``HOK250`` to ``HOK264``. The container's filters then are as they were.
     """
@@ -86,7 +87,7 @@ def allow(
             log.write(log_to, str(error), log.WARNING)
 
     try:
-        _allow(pid, grants, cgroups_path, tolerate)
+        _allow(pid, grants, cgroups_path, tolerate, deadline)
     except DeliveryError as error:
         tolerate(error)
 
@@ -188,7 +189,11 @@ def _scope_names(cgroups_path: str) -> list[list[str]]:
 
 
 def _allow(
-    pid: int, grants: tuple[Grant, ...], cgroups_path: str, tolerate: Callable[[DeliveryError], None]
+    pid: int,
+    grants: tuple[Grant, ...],
+    cgroups_path: str,
+    tolerate: Callable[[DeliveryError], None],
+    deadline: float,
 ) -> None:
     cgroups = cgroups_of(_read(f"proc/{pid}/cgroup"))
     own = cgroups_of(_read("proc/self/cgroup"))
@@ -201,7 +206,7 @@ def _allow(
     for scope in scopes.values():
         if scope is not None and scope.endswith(".scope"):
             try:
-                pins = systemd.declare(scope, grants, ROOT)
+                pins = systemd.declare(scope, grants, ROOT, deadline)
             except DeliveryError as error:
                 tolerate(error)
             break
