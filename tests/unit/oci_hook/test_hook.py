@@ -15,7 +15,7 @@ import pytest
 from cdi_courier import compiling, editing, table
 from cdi_courier.errors import CourierError, DeliveryError, PolicyDenied
 from cdi_courier_oci_hook import hook
-from cdi_courier_oci_hook.live import syscalls
+from cdi_courier_oci_hook.live import namespaces, syscalls
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -313,8 +313,10 @@ def test_nothing_is_both_delivered_and_lost(counts: dict[str, int]) -> None:
     assert len(lost) == len(set(lost)) == whole + half + ("intelRdt" in edits)
 
 
-def deliver(granted: Any, tmp_path: Path, undeliverable: Any = "fail", pid: int | None = None) -> None:
-    write_config(tmp_path)
+def deliver(
+    granted: Any, tmp_path: Path, undeliverable: Any = "fail", pid: int | None = None, **config: Any
+) -> None:
+    write_config(tmp_path, **config)
     data = state(tmp_path, {KEY: "v.com/c=a"}, pid=os.getpid() if pid is None else pid)
     hook.deliver(
         asked(data),
@@ -345,6 +347,27 @@ def test_a_process_that_is_gone_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(DeliveryError, match="HOK208"):
         deliver(editing.Granted(["v.com/c=a"], {}), tmp_path, pid=int(gone.stdout))
+
+
+@pytest.mark.parametrize("present", [True, False], ids=["in the config", "lacking"])
+def test_a_hook_that_the_runtime_runs_itself_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, present: bool
+) -> None:
+    """One of a later stage is left to the runtime where the config has it to the letter, and only there."""
+    plain = {"path": "/h", "args": ["h", "x"]}
+    injected: list[Any] = []
+    monkeypatch.setattr(hook.namespaces, "of", lambda _: namespaces.Namespaces(-1, {}))
+    monkeypatch.setattr(hook.live, "inject", lambda _container, _spaces, edits, **_: injected.append(edits))
+    granted = editing.Granted(["v.com/c=a"], {"hooks": [{"hookName": "poststop", **plain}]})
+    config = {"hooks": {"poststop": [plain]}} if present else {}
+
+    if present:
+        deliver(granted, tmp_path, **config)
+        assert [edits["hooks"] for edits in injected] == [[]]
+    else:
+        with pytest.raises(DeliveryError, match=r"HOK204: .*poststop hook /h"):
+            deliver(granted, tmp_path)
+        assert injected == []
 
 
 def bare(command: str, data: bytes, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -176,7 +176,10 @@ def deliver(
         return
     syscalls.must_be_supported()
     spaces = namespaces.of(asked.state["pid"])
-    lost = undeliverable_edits(granted.edits, user_namespace=spaces.user is not None)
+    wanted = dict(granted.edits)
+    # First, for what the runtime runs itself is not lost, whatever its stage.
+    wanted["hooks"] = [hook for hook in wanted.get("hooks") or [] if not editing.has_hook(asked.config, hook)]
+    lost = undeliverable_edits(wanted, user_namespace=spaces.user is not None)
     if lost:
         error = _undeliverable(granted.names, lost)
         if undeliverable != "warn":
@@ -185,8 +188,6 @@ def deliver(
     if not asked.config:
         log.write(installed.log, "no config was found beside the state; device nodes are root's", log.WARNING)
     uid, gid = process_ids(asked.config)
-    wanted = dict(granted.edits)
-    wanted["hooks"] = [hook for hook in wanted.get("hooks") or [] if not editing.has_hook(asked.config, hook)]
     wanted["mounts"] = [
         mount
         for mount in wanted.get("mounts") or []
