@@ -15,6 +15,8 @@ import time
 from cdi_courier import fastjson
 from cdi_courier.errors import DeliveryError, quoted
 
+from cdi_courier_oci_hook import program
+
 from . import syscalls
 
 TYPE_CHECKING = False
@@ -153,7 +155,7 @@ def _become(hook: Json) -> NoReturn:
         env = hook.get("env") or []
         environment = dict(item.split("=", 1) for item in env if "=" in item) if env else _ENVIRONMENT
         argv = hook.get("args") or [hook["path"]]
-        os.execve(hook["path"], argv, environment)  # noqa: S606 - the spec's own
+        program.become(hook["path"], argv, environment)
     except BaseException as error:  # noqa: BLE001 - as in `_be`
         os.write(2, f"{type(error).__name__}: {error}".encode(errors="backslashreplace"))
     finally:
