@@ -20,7 +20,7 @@ from cdi_courier.errors import DeliveryError, quoted
 
 from cdi_courier_oci_hook import log
 
-from . import device_filter, device_list, device_programs, systemd
+from . import device_filter, device_list, device_programs, mountinfo, systemd
 from .refusals import BEST_EFFORT, unreadable
 
 TYPE_CHECKING = False
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from .device_filter import Grant
+    from .mountinfo import Mount
 
     Rule = tuple[str, int, int, str]
 
@@ -39,21 +40,6 @@ _MOST_MAJOR, _MOST_MINOR = (1 << 12) - 1, (1 << 20) - 1  # of the kernel's dev_t
 # What [oci_hook] device_cgroup = "best-effort" makes a warning: what somebody above has decided, who may have
 # allowed the device as well.
 _TOLERATED = frozenset({"HOK252", "HOK253", "HOK254", "HOK255", "HOK260", "HOK261", "HOK262"})
-
-
-class Mount:
-    """A mounted cgroup hierarchy, from mountinfo. version: 1, with the devices controller, or 2.
-
-    root: the cgroup that is seen at `point`. device: as in ``st_dev``.
-    """
-
-    __slots__ = ("device", "point", "root", "version")
-
-    def __init__(self, version: int, root: str, point: str, device: int) -> None:
-        self.version = version
-        self.root = root
-        self.point = point
-        self.device = device
 
 
 def allow(
@@ -129,27 +115,17 @@ def cgroups_of(text: str) -> dict[int, str]:
     return found
 
 
-def mounts_of(text: str) -> list[Mount]:
-    """The hierarchies in /proc/PID/mountinfo that can hold device cgroups, the last mounted first."""
-    mounts = []
-    for line in text.split("\n"):
-        mount, separator, file_system = line.partition(" - ")
-        fields, more = mount.split(" "), file_system.split(" ")
-        if not separator or len(fields) < 6 or len(more) < 3:
-            continue
-        if more[0] == "cgroup2":
-            version = 2
-        elif more[0] == "cgroup" and "devices" in more[2].split(","):
-            version = 1
-        else:
-            continue
-        major, _, minor = fields[2].partition(":")
-        try:
-            device = os.makedev(int(major), int(minor))
-        except (ValueError, OverflowError):
-            continue
-        mounts.append(Mount(version, _unescaped(fields[3]), _unescaped(fields[4]), device))
-    return mounts[::-1]
+def mounts_of(data: bytes) -> dict[int, list[Mount]]:
+    """The hierarchies in /proc/PID/mountinfo that can hold device cgroups, by version, the last first."""
+    found: dict[int, list[Mount]] = {1: [], 2: []}
+    # Of a host's thousands of mounts only these few lines are worth reading.
+    lines = b"\n".join(line for line in data.split(b"\n") if b" - cgroup" in line)
+    for mount in reversed(mountinfo.parse(lines).values()):
+        if mount.type == "cgroup2":
+            found[2].append(mount)
+        elif mount.type == "cgroup" and "devices" in mount.super_options:
+            found[1].append(mount)
+    return found
 
 
 def scope_of(path: str, own: str, cgroups_path: str) -> str | None:
@@ -195,10 +171,12 @@ def _allow(
     tolerate: Callable[[DeliveryError], None],
     deadline: float,
 ) -> None:
-    cgroups = cgroups_of(_read(f"proc/{pid}/cgroup"))
-    own = cgroups_of(_read("proc/self/cgroup"))
-    # Other file systems may have been mounted over some.
-    mounts = [mount for mount in mounts_of(_read("proc/self/mountinfo")) if _visible(mount)]
+    cgroups = cgroups_of(os.fsdecode(_read(f"proc/{pid}/cgroup")))
+    own = cgroups_of(os.fsdecode(_read("proc/self/cgroup")))
+    mounts = {
+        version: [mount for mount in found if _is_visible(mount)]
+        for version, found in mounts_of(_read("proc/self/mountinfo")).items()
+    }
     scopes = {
         version: scope_of(path, own.get(version, "/"), cgroups_path) for version, path in cgroups.items()
     }
@@ -211,10 +189,10 @@ def _allow(
                 tolerate(error)
             break
     folders = {
-        version: _folders(path, scopes[version], version, mounts)
+        version: _folders(path, scopes[version], version, mounts[version])
         for version, path in cgroups.items()
         # Where the runtime does not see the hierarchy that it is in itself, it has changed nothing there.
-        if path != own.get(version) or _folder(path, version, mounts) is not None
+        if path != own.get(version) or _folder(path, mounts[version]) is not None
     }
     undo: list[Callable[[], None]] = []
     opened: list[int] = []
@@ -278,7 +256,7 @@ def _folders(path: str, scope: str | None, version: int, mounts: list[Mount]) ->
         levels.append(levels[-1].rpartition("/")[0])
     folders = []
     for level in levels:
-        folder = _folder(level, version, mounts)
+        folder = _folder(level, mounts)
         if folder is None:
             raise DeliveryError(
                 "HOK251",
@@ -289,41 +267,30 @@ def _folders(path: str, scope: str | None, version: int, mounts: list[Mount]) ->
     return folders
 
 
-def _folder(path: str, version: int, mounts: list[Mount]) -> str | None:
+def _folder(path: str, mounts: list[Mount]) -> str | None:
     """Where a cgroup's directory is; None where none of the mounts shows it."""
     if "/../" in f"{path}/":
         return None  # beyond the cgroup namespace of this process
     for mount in mounts:
         root = mount.root.rstrip("/")
-        if mount.version == version and (path == root or path.startswith(f"{root}/")):
+        if path == root or path.startswith(f"{root}/"):
             return mount.point.rstrip("/") + path[len(root) :]
     return None
 
 
-def _visible(mount: Mount) -> bool:
+def _is_visible(mount: Mount) -> bool:
+    """Whether it is what is found at its mount point, where another may have been mounted over it."""
     try:
-        return os.stat(mount.point).st_dev == mount.device
+        device = os.stat(mount.point).st_dev
     except OSError:
         return False
+    return mount.device == f"{os.major(device)}:{os.minor(device)}"
 
 
-def _read(path: str) -> str:
+def _read(path: str) -> bytes:
     path = os.path.join(ROOT, path)
     try:
         with open(path, "rb") as file:
-            return os.fsdecode(file.read())
+            return file.read()
     except OSError as error:
         raise unreadable(path, error) from None
-
-
-def _unescaped(field: str) -> str:
-    r"""A field of mountinfo, in which blanks and backslashes are written as \ooo."""
-    first, *rest = field.split("\\")
-    pieces = [os.fsencode(first)]
-    for piece in rest:
-        digits = piece[:3]
-        if len(digits) == 3 and all("0" <= digit <= "7" for digit in digits) and digits[0] < "4":
-            pieces.append(bytes([int(digits, 8)]) + os.fsencode(piece[3:]))
-        else:
-            pieces.append(b"\\" + os.fsencode(piece))
-    return os.fsdecode(b"".join(pieces))
