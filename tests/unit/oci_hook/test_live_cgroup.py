@@ -183,7 +183,6 @@ class Kernel:
         self.replaces = True
         self.calls: list[str] = []
         self.refuse: Callable[[str], int] = lambda _: 0
-        self.pins: dict[str, int] = {}
         self._descriptors: dict[int, int] = {}
         for name in (
             "query",
@@ -209,6 +208,15 @@ class Kernel:
     def at(self, folder: Path) -> list[bytes]:
         """The programs attached to a cgroup."""
         return [self.programs[identifier] for identifier in self.attached.get(folder.stat().st_ino, [])]
+
+    def pin(self, program: int, path: Path) -> Path:
+        """Have a program pinned: a file that holds its id."""
+        path.write_text(str(program))
+        return path
+
+    def pinned_at(self, path: Path) -> bytes:
+        """The program that is pinned there."""
+        return self.programs[int(path.read_text())]
 
     def _counted(self, name: str) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
@@ -260,11 +268,11 @@ class Kernel:
         self.attached[os.fstat(folder).st_ino].remove(self._descriptors[old])
 
     def _pinned(self, path: str) -> int:
-        return self._open(self.pins[path])
+        return self._open(int(Path(path).read_text()))
 
     def _pin(self, descriptor: int, path: str) -> None:
-        Path(path).touch(exist_ok=False)
-        self.pins[path] = self._descriptors[descriptor]
+        with open(path, "x") as file:
+            file.write(str(self._descriptors[descriptor]))
 
 
 class Host:
@@ -383,6 +391,17 @@ def test_a_kernel_without_device_programs_filters_nothing(host: Host, kernel: Ke
     host.allow()
 
     assert set(kernel.calls) == {"query"}
+
+
+def test_each_program_is_read_once(host: Host, kernel: Kernel, scope: Path) -> None:
+    """What was found out about a program holds: looking again after the exchange reads none anew."""
+    for program in (DENYING, NO, YES):
+        kernel.add(program, scope)
+    kernel.add(YES)
+    host.allow()
+
+    assert kernel.calls.count("query") == 2 * 2
+    assert kernel.calls.count("program") == kernel.calls.count("instructions") == 4
 
 
 def test_before_linux_5_6_a_program_is_attached_before_the_old_one_goes(
@@ -626,27 +645,99 @@ def test_what_systemd_refuses_is_refused_or_under_best_effort_only_logged(
     assert "HOK260" in host.log.read_text()
 
 
-def test_the_program_that_systemd_reads_from_a_bpffs_is_replaced_there(
-    host: Host, kernel: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """crun pins the unit's filter; what systemd attaches from there next time says yes too."""
-    pin = tmp_path / "c1_scope"
-    pin.touch()
-    monkeypatch.setattr(systemd, "declare", lambda *_: (str(pin),))
-    folder = host.v2 / "s.slice/cri-c1.scope"
-    folder.mkdir(parents=True)
-    host.place(str(PID), v2="/s.slice/cri-c1.scope")
-    kernel.pins[str(pin)] = kernel.add(DENYING, folder)
-    monkeypatch.setattr(os, "rename", lambda a, b: kernel.pins.update({str(b): kernel.pins.pop(str(a))}))
-    for name in ("enforce", "best-effort"):
-        cgroup.allow(PID, RULES, cgroups_path="s.slice:cri:c1", mode=name)  # type: ignore[arg-type]
+class Unit:
+    """A scope with a program of its own, which is pinned, and beside it another that is."""
 
-    assert kernel.pins == {str(pin): kernel.attached[folder.stat().st_ino][0]}
-    assert device_filter.permits(kernel.programs[kernel.pins[str(pin)]], GRANT)
-    kernel.refuse = lambda called: errno.EPERM if called == "pinned" else 0
+    path = "/s.slice/cri-c1.scope"
+
+    def __init__(self, host: Host, kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.kernel = kernel
+        self.log = host.log
+        self.folder = host.v2 / self.path[1:]
+        self.folder.mkdir(parents=True)
+        host.place(str(PID), v2=self.path)
+        self.bpffs = host.root / "bpffs"
+        self.bpffs.mkdir()
+        attached = kernel.add(DENYING, self.folder)
+        other = kernel.add(NO)
+        kernel.above.clear()
+        self.pins = [kernel.pin(attached, self.bpffs / "c1_scope"), kernel.pin(other, self.bpffs / "more")]
+        monkeypatch.setattr(systemd, "declare", lambda *_: tuple(map(str, self.pins)))
+
+    def allow(self, mode: Any = "enforce", rules: Any = RULES) -> None:
+        cgroup.allow(PID, rules, cgroups_path="s.slice:cri:c1", mode=mode, log_to=str(self.log))
+
+    def state(self) -> Any:
+        """The programs that are attached, and those that are pinned, by name."""
+        pinned = {path.name: self.kernel.pinned_at(path) for path in self.bpffs.iterdir()}
+        return self.kernel.at(self.folder), pinned
+
+
+@pytest.fixture
+def unit(host: Host, kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> Unit:
+    """A container in a scope of systemd's, which takes the filters from two places."""
+    return Unit(host, kernel, monkeypatch)
+
+
+def test_the_program_that_systemd_reads_from_a_bpffs_is_replaced_there(unit: Unit) -> None:
+    """crun pins the unit's filter; what systemd attaches from there next time says yes too."""
+    for mode in ("enforce", "best-effort"):
+        unit.allow(mode)
+
+    (attached,), pinned = unit.state()
+    assert pinned.keys() == {"c1_scope", "more"}
+    assert pinned["c1_scope"] == attached
+    assert [device_filter.split(program) for program in pinned.values()] == [
+        (((CHAR, 1, 3, READ), GRANT), NO) if program == attached else ((GRANT,), NO)
+        for program in pinned.values()
+    ]
+    assert unit.kernel.calls.count("load") == 2
+
+
+def test_a_pin_that_a_killed_process_left_is_in_nobodys_way(unit: Unit) -> None:
+    """The name under which a program waits for its place is free again."""
+    unit.kernel.pin(100, unit.bpffs / "c1_scope_cdi_courier")
+    unit.allow()
+
+    assert unit.state()[1].keys() == {"c1_scope", "more"}
+
+
+def test_whatever_fails_leaves_the_pinned_programs_as_they_were(
+    unit: Unit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all calls let one after the other fail: attached and pinned is what was, or all that was to be."""
+    kernel = unit.kernel
+    for name in ("rename", "unlink"):
+        real = getattr(os, name)
+
+        def call(*arguments: Any, real: Any = real, name: str = name) -> Any:
+            kernel.calls.append(name)
+            if number := kernel.refuse(name):
+                raise OSError(number, os.strerror(number))
+            return real(*arguments)
+
+        monkeypatch.setattr(os, name, call)
+    before = unit.state()
+    kernel.refuse = lambda _: errno.ENOMEM if len(kernel.calls) == failing else 0
+    for failing in itertools.count(1):  # noqa: B007 - the lambda reads it
+        kernel.calls.clear()
+        failure = failure_of(unit.allow)
+        if failure == "":
+            break
+        assert (failure in ("HOK258", "HOK263"), unit.state()) == (True, before)
+
+    assert failing > 20
+    assert [device_filter.permits(program, GRANT) for program in unit.state()[1].values()] == [True, True]
+
+
+def test_a_pinned_program_that_cannot_be_read_is_refused_in_either_mode(unit: Unit) -> None:
+    """What systemd will attach next cannot be left to chance."""
+    before = unit.state()
+    unit.kernel.refuse = lambda called: errno.EPERM if called == "pinned" else 0
+
     with pytest.raises(DeliveryError, match="HOK263"):
-        cgroup.allow(PID, [("c", 9, 9, "r")], cgroups_path="s.slice:cri:c1", mode="best-effort")
-    assert not device_filter.permits(kernel.at(folder)[0], (CHAR, 9, 9, READ))
+        unit.allow("best-effort", [("c", 9, 9, "r")])
+    assert unit.state() == before
 
 
 # Version 1 and where both are
@@ -661,6 +752,42 @@ def test_the_list_of_version_1_gets_the_device(host: Host, kernel: Kernel) -> No
 
     assert allow.read_text() == inner.read_text() == "c 1:11 rw"
     assert set(kernel.calls) == {"query"}
+
+
+@pytest.mark.parametrize("mode", ["enforce", "best-effort"])
+def test_a_refusal_by_version_1_stops_version_2_only_under_enforce(
+    host: Host, kernel: Kernel, scope: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """Each version is tolerated by itself: the programs are extended whether or not the list could be."""
+    host.list(SCOPE, "c 1:3 rwm\n").unlink()
+    host.place(str(PID), v1=SCOPE, v2=SCOPE)
+    kernel.add(DENYING, scope)
+
+    def write(folder: str, name: str, grant: Any) -> None:
+        raise PermissionError(errno.EPERM, "no")
+
+    monkeypatch.setattr(device_list, "_write", write)
+
+    assert failure_of(lambda: host.allow(mode)) == ("HOK253" if mode == "enforce" else "")
+    assert device_filter.permits(kernel.at(scope)[0], GRANT) == (mode == "best-effort")
+    assert mode == "enforce" or host.log.read_text().count("HOK253") == 1
+
+
+def test_a_version_that_is_refused_and_tolerated_is_left_as_it_was(
+    host: Host, kernel: Kernel, scope: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was changed in it before the refusal is changed back, and what was changed in the other stays."""
+    allow = host.list(SCOPE, "c 1:3 rwm\n")
+    host.place(str(PID), v1=SCOPE, v2=SCOPE)
+    for _ in range(2):
+        kernel.add(DENYING, scope)
+    before = kernel.at(scope)
+    kernel.refuse = lambda name: errno.EPERM if name == "attach" and kernel.calls.count(name) == 2 else 0
+    host.allow("best-effort")
+
+    assert kernel.at(scope) == before
+    assert (allow.read_text(), allow.with_name("devices.deny").read_text()) == ("c 1:11 rw", "")
+    assert host.log.read_text().count("HOK253") == 1
 
 
 def test_where_both_versions_filter_both_are_changed_or_none(host: Host, kernel: Kernel, scope: Path) -> None:

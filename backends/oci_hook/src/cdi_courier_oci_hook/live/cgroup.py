@@ -9,7 +9,8 @@ what is above is shared with others and only asked. Version 1 has lists (`device
 programs (`device_programs`). Where systemd manages the scope it is told first (`systemd`).
 
 All that may well fail is done before the first program is replaced, and what was changed is changed back on
-failure. Only what systemd was told stays, for it cannot forget one device; it ends with the unit.
+failure. Only what systemd was told stays, for it cannot forget one device; it ends with the unit. Where a
+refusal is tolerated, that version is left as it was, and the other is changed all the same.
 """
 
 from __future__ import annotations
@@ -72,10 +73,7 @@ def allow(
             said.add(str(error))
             log.write(log_to, str(error), log.WARNING)
 
-    try:
-        _allow(pid, grants, cgroups_path, tolerate, deadline)
-    except DeliveryError as error:
-        tolerate(error)
+    _allow(pid, grants, cgroups_path, tolerate, deadline)
 
 
 def grants_of(rules: Iterable[Rule]) -> tuple[Grant, ...]:
@@ -196,39 +194,50 @@ def _allow(
     }
     undo: list[Callable[[], None]] = []
     opened: list[int] = []
+
+    def change_lists(undo: list[Callable[[], None]]) -> None:
+        _allow_in_lists(cgroups[1], folders[1], grants, undo, own=scopes[1] is not None)
+
+    def change_programs(undo: list[Callable[[], None]]) -> None:
+        device_programs.allow(
+            cgroups[2],
+            folders[2],
+            grants,
+            own=scopes[2] is not None,
+            pins=pins,
+            tolerate=tolerate,
+            opened=opened,
+            undo=undo,
+        )
+
     try:
-        if 1 in folders:
-            _allow_in_lists(cgroups[1], folders[1], grants, undo, own=scopes[1] is not None)
-        if 2 in folders:
-            device_programs.allow(
-                cgroups[2],
-                folders[2],
-                grants,
-                own=scopes[2] is not None,
-                pins=pins,
-                tolerate=tolerate,
-                opened=opened,
-                undo=undo,
-            )
+        for version, change in ((1, change_lists), (2, change_programs)):
+            if version not in folders:
+                continue
+            begun = len(undo)
+            try:
+                change(undo)
+            except DeliveryError as error:
+                _change_back(undo, begun, error)
+                tolerate(error)
     except BaseException as error:
-        failed = _undone(undo)
-        if failed and isinstance(error, DeliveryError):
-            error.message += f"; and what was changed before could not be changed back: {failed}"
+        _change_back(undo, 0, error)
         raise
     finally:
         for descriptor in opened:
             os.close(descriptor)
 
 
-def _undone(steps: list[Callable[[], None]]) -> str:
-    """Undo the steps, the last first, and return why one failed; the others are undone all the same."""
+def _change_back(undo: list[Callable[[], None]], begun: int, error: BaseException) -> None:
+    """Undo all but the first `begun` steps, the last first. What fails is said in the error."""
     failed = ""
-    for step in reversed(steps):
+    while len(undo) > begun:
         try:
-            step()
-        except OSError as error:
-            failed = error.strerror or str(error)
-    return failed
+            undo.pop()()
+        except OSError as why:
+            failed = why.strerror or str(why)
+    if failed and isinstance(error, DeliveryError):
+        error.message += f"; and what was changed before could not be changed back: {failed}"
 
 
 def _allow_in_lists(
