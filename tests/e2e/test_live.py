@@ -22,7 +22,7 @@ from cdi_courier import compiling
 from cdi_courier.errors import DeliveryError
 from cdi_courier_oci_hook import hook, hooksd
 from cdi_courier_oci_hook.live import inject as live
-from cdi_courier_oci_hook.live import namespaces, syscalls
+from cdi_courier_oci_hook.live import mounts, namespaces, syscalls
 from support import fake_crio, live_bundle
 from support.live_bundle import Bundle
 from support.packages import Packages
@@ -777,6 +777,176 @@ def test_before_linux_5_12_mounts_get_their_attributes_late(
 
     assert {"ro", "nosuid"} <= {*found[f"{host.rootfs}/opt/d"]}
     assert {"ro", "noexec"} <= {*found[f"{host.rootfs}/opt/f"]}
+
+
+COPIES = """
+import json, os, sys
+sys.path += {path!r}
+from cdi_courier_oci_hook.live import mounts, rootfs, syscalls
+from cdi_courier.errors import DeliveryError
+source, root = sys.argv[1:]
+target = root + "/x"
+seen = {{}}
+def lacking(name):
+    if name == "mount_setattr":
+        raise OSError(38, "not there yet")
+if {late}:
+    syscalls.before = lacking
+for options in json.load(sys.stdin):
+    try:
+        copy = mounts.prepare({{"hostPath": source, "containerPath": "/x", "options": options}})
+        container = rootfs.Rootfs(os.open(root, os.O_PATH), os.open("/proc/self", os.O_PATH), ())
+        mounts.attach(container, copy)
+    except DeliveryError as error:
+        seen[" ".join(options)] = str(error)
+        continue
+    lines = open("/proc/self/mountinfo").read().splitlines()
+    found = {{line.split()[4]: line.split()[5].split(",") for line in lines}}
+    seen[" ".join(options)] = [sorted(set(found.get(target + below, ())) - {{"rw"}}) for below in ("", "/b")]
+    syscalls.detach(target)
+print(json.dumps(seen))
+"""
+BELOW = {"nodev", "nosuid", "noexec", "ro", "noatime"}
+SOURCE = BELOW | {"nodiratime", "nosymfollow"}
+# Options, and what the mount and the one below it then have of what they have on the host, and beside it.
+OPTIONS: dict[str, tuple[set[str], set[str]]] = {
+    "": (SOURCE, set()),
+    "rbind": (SOURCE, BELOW),
+    "rw": (SOURCE - {"ro"}, set()),
+    "exec": (SOURCE - {"noexec"}, set()),
+    "suid": (SOURCE - {"nosuid"}, set()),
+    "dev": (SOURCE - {"nodev"}, set()),
+    "diratime": (SOURCE - {"nodiratime"}, set()),
+    "symfollow": (SOURCE - {"nosymfollow"}, set()),
+    "atime": (SOURCE - {"noatime"} | {"relatime"}, set()),
+    "relatime": (SOURCE - {"noatime"} | {"relatime"}, set()),
+    "norelatime": (SOURCE, set()),
+    "strictatime": (SOURCE - {"noatime"}, set()),
+    "strictatime nostrictatime": (SOURCE - {"noatime"} | {"relatime"}, set()),
+    "strictatime atime": (SOURCE - {"noatime"}, set()),
+    "noatime nostrictatime": (SOURCE, set()),
+    "rw exec suid dev": ({"nodiratime", "nosymfollow", "noatime"}, set()),
+    "ro rw": (SOURCE - {"ro"}, set()),
+    "rw ro": (SOURCE, set()),
+    "rbind rw": (SOURCE - {"ro"}, BELOW),
+    "rbind rrw": (SOURCE - {"ro"}, BELOW - {"ro"}),
+    "rbind rexec rdev rsuid": (SOURCE - {"noexec", "nodev", "nosuid"}, {"ro", "noatime"}),
+    "rbind rrelatime": (SOURCE - {"noatime"} | {"relatime"}, BELOW - {"noatime"} | {"relatime"}),
+    "rbind rrw ro": (SOURCE - {"ro"}, BELOW - {"ro"}),
+    "rbind rw rro": (SOURCE, BELOW),
+    "rbind rrw rro": (SOURCE, BELOW),
+}
+SIMPLE = [option for option, found in mounts._ATTRIBUTES.items() if not found[3]]
+
+
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
+    """What copies of a mount with another below it have, both of which forbid all on the host, by options."""
+    root = tmp_path_factory.mktemp("copies")
+    for name in ("source", "root", "root/x"):
+        (root / name).mkdir()
+    setup = (
+        f"mount --make-rprivate / && cd {root} && mount -t tmpfs tmpfs source && mkdir source/b && "
+        "mount -t tmpfs tmpfs source/b && "
+        "mount -o remount,bind,ro,nosuid,nodev,noexec,noatime source/b && "
+        "mount -o remount,bind,ro,nosuid,nodev,noexec,noatime,nodiratime,nosymfollow source && "
+    )
+
+    def made(options: list[str], become: str = "exec", *, late: bool = False) -> dict[str, Any]:
+        script = f'{setup}{become} "$0" -I -c "$1" {root}/source {root}/root'
+        done = subprocess.run(
+            ["unshare", "--mount", "sh", "-c", script, BARE, COPIES.format(path=PATH, late=late)],
+            input=json.dumps([option.split() for option in options]),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def attributes(copies: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+    return copies([*OPTIONS])
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: options or "none")
+def test_options_set_and_take_away_what_the_source_has(attributes: dict[str, Any], options: str) -> None:
+    """What no option is about is kept; one that allows takes away, and the last of a pair counts."""
+    assert attributes[options] == [sorted(found) for found in OPTIONS[options]]
+
+
+def test_before_linux_5_12_options_do_the_same_to_the_mount_alone(
+    copies: Callable[..., dict[str, Any]], attributes: dict[str, Any]
+) -> None:
+    """By mount(2) what no option is about is kept, and one that allows takes away."""
+    alone = [options for options in OPTIONS if not any(f"r{o}" in options.split() for o in SIMPLE)]
+    found = copies(alone, late=True)
+
+    assert found == {options: attributes[options] for options in alone}
+    assert len(alone) > 15
+
+
+def test_every_option_that_is_known_is_tried() -> None:
+    """An option that is added to the table is missing above until it is tried there."""
+    tried = {option for options in OPTIONS for option in options.split()}
+
+    assert {option for option in SIMPLE if not mounts._ATTRIBUTES[option][2]} <= tried
+
+
+def test_what_is_locked_in_a_user_namespace_is_refused_in_words(
+    copies: Callable[..., dict[str, Any]],
+) -> None:
+    """There the kernel lifts nothing that the host forbids; a spec that asks for it by name is told so."""
+    options = ["rbind", "rbind rw", "rbind rexec", "rbind ro"]
+    found = copies(options, "exec unshare --user --map-root-user --mount")
+
+    assert [found["rbind"], found["rbind ro"]] == [[sorted(SOURCE), sorted(BELOW)]] * 2
+    for refused in ("rbind rw", "rbind rexec"):
+        assert found[refused].startswith("HOK215: ")
+        assert "in a user namespace no option takes away" in found[refused]
+
+
+@pytest.mark.parametrize(
+    ("options", "more", "less"),
+    [
+        (["rbind", "rro", "nosymfollow"], {"ro", "nosymfollow"}, set()),
+        (["bind", "nosymfollow"], {"nosymfollow"}, set()),
+        (["bind", "strictatime"], set(), {"relatime"}),
+        (["bind", "noatime"], {"noatime"}, {"relatime"}),
+        (["bind", "ro"], {"ro"}, set()),
+        (["rbind", "rnosuid"], {"nosuid"}, set()),
+    ],
+    ids=" ".join,
+)
+def test_what_is_mounted_there_with_less_does_not_count(
+    host: Host, paused: Paused, options: list[str], more: set[str], less: set[str]
+) -> None:
+    """The same source without what the spec wants is covered, so the container gets no more than that."""
+    mount = {"hostPath": str(host.source), "containerPath": "/opt/x"}
+    paused.inject({"mounts": [{**mount, "options": ["relatime"]}]})
+    paused.inject({"mounts": [{**mount, "options": options}]})
+    found = [line.split()[5].split(",") for line in paused.mounts() if line.split()[4].endswith("/opt/x")]
+
+    assert len(found) == 2
+    assert {*found[1]} - {"rw"} == ({*found[0]} | more) - less - {"rw"}
+
+
+@pytest.mark.parametrize("options", [[], ["rw", "exec"], ["relatime"], ["norelatime"]], ids=" ".join)
+def test_what_is_mounted_there_with_all_that_is_wanted_is_left(
+    host: Host, paused: Paused, options: list[str]
+) -> None:
+    """A second run mounts nothing, whichever options there are."""
+    mount = {"hostPath": str(host.source), "containerPath": "/opt/x", "options": options}
+    paused.inject({"mounts": [mount]})
+    before = paused.mounts()
+    paused.inject({"mounts": [mount]})
+
+    assert paused.mounts() == before
 
 
 @pytest.mark.parametrize("missing", ["openat2", "open_tree", "move_mount"])
