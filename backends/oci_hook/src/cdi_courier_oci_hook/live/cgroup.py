@@ -162,6 +162,35 @@ def _scope_names(cgroups_path: str) -> list[list[str]]:
     return names
 
 
+class _Place:
+    """Where a container is in one hierarchy.
+
+    path: the cgroup of its process. scope: the one that was made for it; None if there is none. folders: the
+    directories of the cgroups from the one up to the other; without a scope, that of the process alone.
+    """
+
+    __slots__ = ("folders", "path", "scope")
+
+    def __init__(self, path: str, scope: str | None, folders: list[str]) -> None:
+        self.path = path
+        self.scope = scope
+        self.folders = folders
+
+
+def _places(pid: int, cgroups_path: str) -> dict[int, _Place]:
+    """Where a process is, by version. Raises `DeliveryError` ``HOK251``."""
+    own = cgroups_of(os.fsdecode(_read("proc/self/cgroup")))
+    mounts = mounts_of(_read("proc/self/mountinfo"))
+    places = {}
+    for version, path in cgroups_of(os.fsdecode(_read(f"proc/{pid}/cgroup"))).items():
+        visible = [mount for mount in mounts[version] if _is_visible(mount)]
+        if path == own.get(version) and _folder(path, visible) is None:
+            continue  # a runtime that does not see the cgroup that both are in has changed nothing there
+        scope = scope_of(path, own.get(version, "/"), cgroups_path)
+        places[version] = _Place(path, scope, _folders(path, scope, version, visible))
+    return places
+
+
 def _allow(
     pid: int,
     grants: tuple[Grant, ...],
@@ -169,41 +198,20 @@ def _allow(
     tolerate: Callable[[DeliveryError], None],
     deadline: float,
 ) -> None:
-    cgroups = cgroups_of(os.fsdecode(_read(f"proc/{pid}/cgroup")))
-    own = cgroups_of(os.fsdecode(_read("proc/self/cgroup")))
-    mounts = {
-        version: [mount for mount in found if _is_visible(mount)]
-        for version, found in mounts_of(_read("proc/self/mountinfo")).items()
-    }
-    scopes = {
-        version: scope_of(path, own.get(version, "/"), cgroups_path) for version, path in cgroups.items()
-    }
-    pins: tuple[str, ...] = ()
-    for scope in scopes.values():
-        if scope is not None and scope.endswith(".scope"):
-            try:
-                pins = systemd.declare(scope, grants, ROOT, deadline)
-            except DeliveryError as error:
-                tolerate(error)
-            break
-    folders = {
-        version: _folders(path, scopes[version], version, mounts[version])
-        for version, path in cgroups.items()
-        # Where the runtime does not see the hierarchy that it is in itself, it has changed nothing there.
-        if path != own.get(version) or _folder(path, mounts[version]) is not None
-    }
+    places = _places(pid, cgroups_path)
+    pins = _declared(places, grants, tolerate, deadline)
     undo: list[Callable[[], None]] = []
     opened: list[int] = []
 
-    def change_lists(undo: list[Callable[[], None]]) -> None:
-        _allow_in_lists(cgroups[1], folders[1], grants, undo, own=scopes[1] is not None)
+    def change_lists(place: _Place) -> None:
+        _allow_in_lists(place, grants, undo)
 
-    def change_programs(undo: list[Callable[[], None]]) -> None:
+    def change_programs(place: _Place) -> None:
         device_programs.allow(
-            cgroups[2],
-            folders[2],
+            place.path,
+            place.folders,
             grants,
-            own=scopes[2] is not None,
+            own=place.scope is not None,
             pins=pins,
             tolerate=tolerate,
             opened=opened,
@@ -212,14 +220,13 @@ def _allow(
 
     try:
         for version, change in ((1, change_lists), (2, change_programs)):
-            if version not in folders:
-                continue
-            begun = len(undo)
-            try:
-                change(undo)
-            except DeliveryError as error:
-                _change_back(undo, begun, error)
-                tolerate(error)
+            if version in places:
+                done = len(undo)
+                try:
+                    change(places[version])
+                except DeliveryError as error:
+                    _change_back(undo, done, error)
+                    tolerate(error)
     except BaseException as error:
         _change_back(undo, 0, error)
         raise
@@ -228,10 +235,27 @@ def _allow(
             os.close(descriptor)
 
 
-def _change_back(undo: list[Callable[[], None]], begun: int, error: BaseException) -> None:
-    """Undo all but the first `begun` steps, the last first. What fails is said in the error."""
+def _declared(
+    places: dict[int, _Place],
+    grants: tuple[Grant, ...],
+    tolerate: Callable[[DeliveryError], None],
+    deadline: float,
+) -> tuple[str, ...]:
+    """Tell systemd where the scope is one of its; returns what `systemd.declare` does."""
+    scope = next((place.scope for place in places.values() if (place.scope or "").endswith(".scope")), None)
+    if scope is None:
+        return ()
+    try:
+        return systemd.declare(scope, grants, ROOT, deadline)
+    except DeliveryError as error:
+        tolerate(error)
+        return ()
+
+
+def _change_back(undo: list[Callable[[], None]], kept: int, error: BaseException) -> None:
+    """Undo all but the first `kept` steps, the last first. What fails of that is said in the error."""
     failed = ""
-    while len(undo) > begun:
+    while len(undo) > kept:
         try:
             undo.pop()()
         except OSError as why:
@@ -240,20 +264,18 @@ def _change_back(undo: list[Callable[[], None]], begun: int, error: BaseExceptio
         error.message += f"; and what was changed before could not be changed back: {failed}"
 
 
-def _allow_in_lists(
-    path: str, folders: list[str], grants: tuple[Grant, ...], undo: list[Callable[[], None]], *, own: bool
-) -> None:
-    if own:
+def _allow_in_lists(place: _Place, grants: tuple[Grant, ...], undo: list[Callable[[], None]]) -> None:
+    if place.scope is not None:
         # From above: a cgroup can be allowed only what the one above it may.
-        for folder in reversed(folders):
+        for folder in reversed(place.folders):
             device_list.allow(folder, grants, undo)
         return
     for grant in grants:
-        if not device_list.allows(folders[0], grant):
+        if not device_list.allows(place.folders[0], grant):
             raise DeliveryError(
                 "HOK252",
-                f"cgroup {quoted(path)}, which does not allow {device_filter.written(grant)}, is not the "
-                "container's alone",
+                f"cgroup {quoted(place.path)}, which does not allow {device_filter.written(grant)}, is not "
+                "the container's alone",
                 f"let the runtime make a cgroup for each container, {BEST_EFFORT}",
             )
 

@@ -103,6 +103,7 @@ class Connection:
             raise MalformedError("a message that is too long or not little-endian")
         padded = -(-fields_size // 8) * 8
         rest = self._take(padded + size)
+        # The array of fields begins at byte 12 of a message, where no padding is between its length and them.
         fields = dict(unmarshalled("a(yv)", head[12:16] + bytes(4) + rest[:fields_size])[0])
         signature = str(fields.get(_SIGNATURE, ""))
         wanted = fields.get(_REPLY_SERIAL)
