@@ -621,13 +621,18 @@ class Paused(live_bundle.Paused):
 
     def inject(self, edits: dict[str, Any]) -> None:
         state = {"id": "x", "pid": self.process.pid, "status": "creating", "bundle": "/"}
-        live.inject(
-            live.Container(state, str(self.rootfs)),
-            namespaces.of(self.process.pid),
-            edits,
-            allow=lambda _: None,
-            deadline=time.monotonic() + 20,
-        )
+        spaces = namespaces.of(self.process.pid)
+        try:
+            live.inject(
+                live.Container(state, str(self.rootfs)),
+                spaces,
+                edits,
+                allow=lambda _: None,
+                deadline=time.monotonic() + 20,
+            )
+        finally:
+            for descriptor in (spaces.proc, *spaces.own.values()):
+                os.close(descriptor)
 
 
 @pytest.fixture
@@ -733,6 +738,7 @@ def test_every_call_may_fail_and_nothing_is_left(
     edits = everything(host)
     before = digest(host.rootfs, host.outside, host.source), own_mounts(host), paused.mounts()
     dev = list(paused.inner("/dev").iterdir())
+    opened = len(os.listdir("/proc/self/fd"))
     failed = 0
     for k in range(1, 1000):
         call, shared = counting(k)
@@ -748,6 +754,7 @@ def test_every_call_may_fail_and_nothing_is_left(
             monkeypatch.setattr(syscalls, "before", None)
         left = digest(host.rootfs, host.outside, host.source), own_mounts(host), paused.mounts()
         assert left == before, f"after the failure of call {k}"
+        assert len(os.listdir("/proc/self/fd")) == opened, f"after the failure of call {k}"
         assert list(paused.inner("/dev").iterdir()) == dev, f"after the failure of call {k}"
 
     assert failed == count > 100
@@ -1147,4 +1154,4 @@ def test_no_descriptor_is_left_open(host: Host, paused: Paused) -> None:
     with pytest.raises(DeliveryError):
         paused.inject(wrong)
 
-    assert len(os.listdir("/proc/self/fd")) - before <= 2 * 3  # `namespaces.of` is the caller's
+    assert len(os.listdir("/proc/self/fd")) == before

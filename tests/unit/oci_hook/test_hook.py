@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from cdi_courier_oci_hook import hook
 from cdi_courier_oci_hook.live import namespaces, syscalls
 from hypothesis import given
 from hypothesis import strategies as st
+from support.waiting import wait_for
 
 KEY = "nvidia.cdi.k8s.io"
 KEYS = ((KEY, False), (f"{KEY}/container.", True))
@@ -368,6 +370,34 @@ def test_a_hook_that_the_runtime_runs_itself_is_not_lost(
         with pytest.raises(DeliveryError, match=r"HOK204: .*poststop hook /h"):
             deliver(granted, tmp_path)
         assert injected == []
+
+
+def test_the_time_limit_counts_from_when_the_runtime_started_the_process() -> None:
+    """What was before in the same process, such as a slower start, is not added to it."""
+    code = (
+        f"import sys; sys.path += {PATH!r}; from cdi_courier_oci_hook import hook; print(hook._deadline(10))"
+    )
+    before = time.monotonic()
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", 'read go; exec "$@"', "sh", BARE, "-I", "-S", "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    started = time.monotonic()
+    wait_for(lambda: time.monotonic() > started + 0.1, 5, "some time to pass")
+    answer, _ = process.communicate("go\n", timeout=60)
+    tick = 1 / os.sysconf("SC_CLK_TCK")
+
+    assert before - 2 * tick <= float(answer) - 9 <= started + 2 * tick
+
+
+@pytest.mark.parametrize("timeout", [0, 1, 3600], ids=["none", "over", "much"])
+def test_a_second_is_left_whatever_has_passed(timeout: int) -> None:
+    """Who still runs has not been killed: the clocks may be wrong."""
+    left = hook._deadline(timeout) - time.monotonic()
+
+    assert 0.5 < left <= max(1, timeout - 1)
 
 
 def bare(command: str, data: bytes, cwd: Path) -> subprocess.CompletedProcess[str]:

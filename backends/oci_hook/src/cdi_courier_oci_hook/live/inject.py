@@ -105,14 +105,19 @@ class _Helper:
     def __init__(
         self, container: Container, spaces: Namespaces, prepared: Sequence[Prepared], made: Sequence[Json]
     ) -> None:
+        pipes: list[int] = []
         try:
             # What the host has mounted, looked up here: inside, it could not be told.
-            host = {mount.device for mount in mountinfo.parse(_read_mountinfo()).values()}
-            answer, tell = syscalls.pipe()
-            listen, self._verdict = syscalls.pipe()
+            found = mountinfo.parse(syscalls.read_at(None, "/proc/self/mountinfo"))
+            host = {mount.device for mount in found.values()}
+            for _ in range(2):
+                pipes += syscalls.pipe()
             self._pid = syscalls.fork()
         except OSError as error:
+            for descriptor in pipes:
+                os.close(descriptor)
             raise _broken(str(error.strerror)) from None
+        answer, tell, listen, self._verdict = pipes
         if self._pid == 0:
             os.close(answer)
             os.close(self._verdict)
@@ -249,10 +254,6 @@ def _rules(completed: Sequence[Json]) -> list[Rule]:
         if node["type"] in ("b", "c") and access != "none":
             rules.append((node["type"], node["major"], node["minor"], access))
     return rules
-
-
-def _read_mountinfo() -> bytes:
-    return syscalls.read_at(None, "/proc/self/mountinfo")
 
 
 def _all_of(descriptor: int) -> bytes:

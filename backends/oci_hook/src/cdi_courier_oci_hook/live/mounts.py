@@ -142,13 +142,18 @@ def prepare_node(node: Json) -> Prepared:
     source, path = node["hostPath"], node["path"]
     try:
         tree = syscalls.clone_tree(source, recursive=False, follow=False)
-        found = syscalls.look(tree)
     except OSError as error:
         raise _no_node(path, source, str(error.strerror)) from None
     wanted = 0 if node["type"] == "p" else os.makedev(node["major"], node["minor"])
-    if stat.S_ISLNK(found.st_mode) or (found.st_rdev != wanted):
+    try:
+        found = syscalls.look(tree)
+        other = stat.S_ISLNK(found.st_mode) or found.st_rdev != wanted
+        why = "it has other numbers" if other else ""
+    except OSError as error:
+        why = str(error.strerror)
+    if why:
         os.close(tree)
-        raise _no_node(path, source, "it has other numbers")
+        raise _no_node(path, source, why)
     attributes = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NOEXEC
     return _finish(tree, source, path, one=(attributes, attributes))
 
