@@ -1051,6 +1051,34 @@ def test_a_node_replaces_nothing_of_the_image(
     assert digest(host.rootfs) == before
 
 
+@pytest.mark.parametrize("any_paused", [OUTER], indirect=True, ids=["own users"])
+@pytest.mark.parametrize(
+    ("kind", "node"),
+    [
+        (stat.S_IFBLK, {"type": "c", "major": 7, "minor": 0}),
+        (stat.S_IFCHR, {"type": "c", "major": 7, "minor": 1}),
+        (stat.S_IFREG, {"type": "p"}),
+        (stat.S_IFLNK, {"type": "c", "major": 7, "minor": 0}),
+    ],
+    ids=["a block device", "another number", "a file", "a link"],
+)
+def test_what_is_another_node_on_the_host_is_not_bind_mounted(
+    host: Host, any_paused: Paused, kind: int, node: Any
+) -> None:
+    """In a user namespace the spec's type and numbers must be those of what the host has there."""
+    source = host.root / "node"
+    if kind == stat.S_IFLNK:
+        (host.root / "target").mkdir()
+        os.mknod(host.root / "target/node", stat.S_IFCHR, os.makedev(7, 0))
+        source.symlink_to("target/node")
+    else:
+        os.mknod(source, kind, os.makedev(7, 0) if kind != stat.S_IFREG else 0)
+
+    with pytest.raises(DeliveryError, match=r"HOK214: .*it is another one"):
+        any_paused.inject({"deviceNodes": [{"path": "/dev/x", "hostPath": str(source), **node}]})
+    assert list(any_paused.inner("/dev").iterdir()) == []
+
+
 def test_another_node_in_the_containers_own_dev_is_replaced(host: Host, paused: Paused) -> None:
     """As in a config, where the device of a path takes the place of another."""
     for minor in (5, 3, 3):

@@ -14,7 +14,7 @@ import stat
 
 from cdi_courier.errors import DeliveryError, quoted
 
-from . import syscalls
+from . import nodes, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -137,18 +137,15 @@ def prepare_node(node: Json) -> Prepared:
     """Take a copy of a host's device node, for containers in which none can be made.
 
     node: as `cdi_courier.oci.complete_node` returns it. Raises `DeliveryError` ``HOK214`` if the host has no
-    such node, or one of other numbers.
+    such node, or another one.
     """
     source, path = node["hostPath"], node["path"]
     try:
         tree = syscalls.clone_tree(source, recursive=False, follow=False)
     except OSError as error:
         raise _no_node(path, source, str(error.strerror)) from None
-    wanted = 0 if node["type"] == "p" else os.makedev(node["major"], node["minor"])
     try:
-        found = syscalls.look(tree)
-        other = stat.S_ISLNK(found.st_mode) or found.st_rdev != wanted
-        why = "it has other numbers" if other else ""
+        why = "" if nodes.is_it(syscalls.look(tree), node) else "it is another one"
     except OSError as error:
         why = str(error.strerror)
     if why:
