@@ -111,7 +111,7 @@ def unsupported(mount: Json, *, user_namespace: bool) -> str:
 def prepare(mount: Json, *, owners: int | None = None) -> Prepared:
     """Take a copy of a CDI mount's source, with its options. owners: the user namespace that maps them.
 
-    Raises `DeliveryError`: ``HOK214`` the source cannot be used.
+    Raises `DeliveryError`: ``HOK214`` the source cannot be used, ``HOK215`` not with these options.
     """
     source, path = mount["hostPath"], mount["containerPath"]
     options = mount.get("options") or []
@@ -213,7 +213,8 @@ def _finish(
         if error.errno == errno.EPERM and _takes_away(one) | _takes_away(every):
             # As runc from 1.2 on: what a spec asks for by name is not left out in silence.
             cause = f"in a user namespace no option takes away what it has on the host, such as ro ({cause})"
-        raise _not_mounted(path, f"{quoted(source)}: {cause}") from None
+        hint = "correct the options of the CDI spec. See docs/live-injection.md"
+        raise _not_mounted(path, f"{quoted(source)}: {cause}", hint) from None
     return Prepared(path, tree, found, one, every, late=late)
 
 
@@ -326,9 +327,7 @@ def _no_node(path: str, source: str, why: str) -> DeliveryError:
     )
 
 
-def _not_mounted(path: str, why: str) -> DeliveryError:
-    return DeliveryError(
-        "HOK215",
-        f"{quoted(path)} cannot be mounted in the container: {why}",
-        "what does the image have there? See docs/live-injection.md",
-    )
+def _not_mounted(
+    path: str, why: str, hint: str = "what does the image have there? See docs/live-injection.md"
+) -> DeliveryError:
+    return DeliveryError("HOK215", f"{quoted(path)} cannot be mounted in the container: {why}", hint)
