@@ -619,7 +619,7 @@ def test_what_is_installed_for_crio_is_run_and_undone(host: Host) -> None:
 class Paused(live_bundle.Paused):
     """As a runtime leaves it, and injected into directly."""
 
-    def inject(self, edits: dict[str, Any]) -> None:
+    def inject(self, edits: dict[str, Any], seconds: float = 20) -> None:
         state = {"id": "x", "pid": self.process.pid, "status": "creating", "bundle": "/"}
         spaces = namespaces.of(self.process.pid)
         try:
@@ -628,7 +628,7 @@ class Paused(live_bundle.Paused):
                 spaces,
                 edits,
                 allow=lambda _: None,
-                deadline=time.monotonic() + 20,
+                deadline=time.monotonic() + seconds,
             )
         finally:
             for descriptor in (spaces.proc, *spaces.own.values()):
@@ -1026,6 +1026,60 @@ def test_a_hook_that_is_killed_leaves_nothing(host: Host, paused: Paused) -> Non
     wait_for(lambda: not Path(f"/proc/{sleeper}").exists(), 20, "the spec's hook to end as well")
 
     assert digest(host.rootfs) == before[0]
+
+
+def test_a_hook_that_is_killed_while_the_mounts_are_made_leaves_nothing(
+    host: Host, paused: Paused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What works in the container has nobody to tell that it is done, and takes away what it made."""
+    before = digest(host.rootfs), paused.mounts()
+    done = host.root / "done"
+    child = os.fork()
+    if child == 0:
+        caller = os.getpid()
+
+        def kill(name: str) -> None:
+            if os.getpid() != caller and name == "move_mount" and os.getppid() == caller:
+                os.kill(caller, signal.SIGKILL)
+                wait_for(lambda: os.getppid() != caller, 20, "the caller's end")
+            if os.getpid() != caller and os.getppid() != caller and name == "umount2":
+                done.touch()
+
+        try:
+            monkeypatch.setattr(syscalls, "before", kill)
+            paused.inject(everything(host))
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    wait_for(done.exists, 20, "what was mounted to be taken away")
+    wait_for(lambda: not (host.rootfs / "opt/dir").exists(), 20, "what was made to be gone")
+
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    assert (digest(host.rootfs), paused.mounts()) == before
+
+
+def test_what_hangs_in_the_container_is_given_up_in_time(
+    host: Host, paused: Paused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a volume whose server is gone: refused in words, and taken away should it ever go on."""
+    before = digest(host.rootfs), paused.mounts()
+    caller = os.getpid()
+    go_on = host.root / "go-on"
+
+    def hang(name: str) -> None:
+        if os.getpid() != caller and name == "move_mount":
+            wait_for(go_on.exists, 60, "the volume's server")
+
+    monkeypatch.setattr(syscalls, "before", hang)
+    begin = time.monotonic()
+
+    with pytest.raises(DeliveryError, match=r"HOK220: .*it does not end in time"):
+        paused.inject(everything(host), seconds=0.3)
+    assert time.monotonic() - begin < 20
+    go_on.touch()
+    wait_for(lambda: not (host.rootfs / "opt/dir").exists(), 20, "what was made to be gone")
+    wait_for(lambda: (digest(host.rootfs), paused.mounts()) == before, 20, "all to be as before")
+    os.waitpid(-1, 0)
 
 
 @pytest.mark.parametrize(

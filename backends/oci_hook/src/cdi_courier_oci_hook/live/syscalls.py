@@ -272,6 +272,13 @@ def fork() -> int:
     return os.fork()
 
 
+def is_readable(descriptor: int, seconds: float) -> bool:
+    """``poll(2)``: whether there is something to read, or the end, before that time is over."""
+    asked = (_PollFd * 1)(_PollFd(descriptor, _POLLIN, 0))
+    _load().poll(asked, ctypes.c_ulong(1), max(0, int(seconds * 1000)))
+    return bool(asked[0].revents)
+
+
 def wait(pid: int, seconds: float, until: int = -1) -> int | None:
     """Wait for a child's end; its exit status, negative for a signal; None if it did not end in time.
 
