@@ -22,7 +22,7 @@ from cdi_courier import compiling
 from cdi_courier.errors import DeliveryError
 from cdi_courier_oci_hook import hook, hooksd
 from cdi_courier_oci_hook.live import inject as live
-from cdi_courier_oci_hook.live import namespaces, syscalls
+from cdi_courier_oci_hook.live import mounts, namespaces, syscalls
 from support import fake_crio, live_bundle
 from support.live_bundle import Bundle
 from support.packages import Packages
@@ -619,15 +619,20 @@ def test_what_is_installed_for_crio_is_run_and_undone(host: Host) -> None:
 class Paused(live_bundle.Paused):
     """As a runtime leaves it, and injected into directly."""
 
-    def inject(self, edits: dict[str, Any]) -> None:
+    def inject(self, edits: dict[str, Any], seconds: float = 20) -> None:
         state = {"id": "x", "pid": self.process.pid, "status": "creating", "bundle": "/"}
-        live.inject(
-            live.Container(state, str(self.rootfs)),
-            namespaces.of(self.process.pid),
-            edits,
-            allow=lambda _: None,
-            deadline=time.monotonic() + 20,
-        )
+        spaces = namespaces.of(self.process.pid)
+        try:
+            live.inject(
+                live.Container(state, str(self.rootfs)),
+                spaces,
+                edits,
+                allow=lambda _: None,
+                deadline=time.monotonic() + seconds,
+            )
+        finally:
+            for descriptor in (spaces.proc, *spaces.own.values()):
+                os.close(descriptor)
 
 
 @pytest.fixture
@@ -733,6 +738,7 @@ def test_every_call_may_fail_and_nothing_is_left(
     edits = everything(host)
     before = digest(host.rootfs, host.outside, host.source), own_mounts(host), paused.mounts()
     dev = list(paused.inner("/dev").iterdir())
+    opened = len(os.listdir("/proc/self/fd"))
     failed = 0
     for k in range(1, 1000):
         call, shared = counting(k)
@@ -748,6 +754,7 @@ def test_every_call_may_fail_and_nothing_is_left(
             monkeypatch.setattr(syscalls, "before", None)
         left = digest(host.rootfs, host.outside, host.source), own_mounts(host), paused.mounts()
         assert left == before, f"after the failure of call {k}"
+        assert len(os.listdir("/proc/self/fd")) == opened, f"after the failure of call {k}"
         assert list(paused.inner("/dev").iterdir()) == dev, f"after the failure of call {k}"
 
     assert failed == count > 100
@@ -777,6 +784,176 @@ def test_before_linux_5_12_mounts_get_their_attributes_late(
 
     assert {"ro", "nosuid"} <= {*found[f"{host.rootfs}/opt/d"]}
     assert {"ro", "noexec"} <= {*found[f"{host.rootfs}/opt/f"]}
+
+
+COPIES = """
+import json, os, sys
+sys.path += {path!r}
+from cdi_courier_oci_hook.live import mounts, rootfs, syscalls
+from cdi_courier.errors import DeliveryError
+source, root = sys.argv[1:]
+target = root + "/x"
+seen = {{}}
+def lacking(name):
+    if name == "mount_setattr":
+        raise OSError(38, "not there yet")
+if {late}:
+    syscalls.before = lacking
+for options in json.load(sys.stdin):
+    try:
+        copy = mounts.prepare({{"hostPath": source, "containerPath": "/x", "options": options}})
+        container = rootfs.Rootfs(os.open(root, os.O_PATH), os.open("/proc/self", os.O_PATH), ())
+        mounts.attach(container, copy)
+    except DeliveryError as error:
+        seen[" ".join(options)] = str(error)
+        continue
+    lines = open("/proc/self/mountinfo").read().splitlines()
+    found = {{line.split()[4]: line.split()[5].split(",") for line in lines}}
+    seen[" ".join(options)] = [sorted(set(found.get(target + below, ())) - {{"rw"}}) for below in ("", "/b")]
+    syscalls.detach(target)
+print(json.dumps(seen))
+"""
+BELOW = {"nodev", "nosuid", "noexec", "ro", "noatime"}
+SOURCE = BELOW | {"nodiratime", "nosymfollow"}
+# Options, and what the mount and the one below it then have of what they have on the host, and beside it.
+OPTIONS: dict[str, tuple[set[str], set[str]]] = {
+    "": (SOURCE, set()),
+    "rbind": (SOURCE, BELOW),
+    "rw": (SOURCE - {"ro"}, set()),
+    "exec": (SOURCE - {"noexec"}, set()),
+    "suid": (SOURCE - {"nosuid"}, set()),
+    "dev": (SOURCE - {"nodev"}, set()),
+    "diratime": (SOURCE - {"nodiratime"}, set()),
+    "symfollow": (SOURCE - {"nosymfollow"}, set()),
+    "atime": (SOURCE - {"noatime"} | {"relatime"}, set()),
+    "relatime": (SOURCE - {"noatime"} | {"relatime"}, set()),
+    "norelatime": (SOURCE, set()),
+    "strictatime": (SOURCE - {"noatime"}, set()),
+    "strictatime nostrictatime": (SOURCE - {"noatime"} | {"relatime"}, set()),
+    "strictatime atime": (SOURCE - {"noatime"}, set()),
+    "noatime nostrictatime": (SOURCE, set()),
+    "rw exec suid dev": ({"nodiratime", "nosymfollow", "noatime"}, set()),
+    "ro rw": (SOURCE - {"ro"}, set()),
+    "rw ro": (SOURCE, set()),
+    "rbind rw": (SOURCE - {"ro"}, BELOW),
+    "rbind rrw": (SOURCE - {"ro"}, BELOW - {"ro"}),
+    "rbind rexec rdev rsuid": (SOURCE - {"noexec", "nodev", "nosuid"}, {"ro", "noatime"}),
+    "rbind rrelatime": (SOURCE - {"noatime"} | {"relatime"}, BELOW - {"noatime"} | {"relatime"}),
+    "rbind rrw ro": (SOURCE - {"ro"}, BELOW - {"ro"}),
+    "rbind rw rro": (SOURCE, BELOW),
+    "rbind rrw rro": (SOURCE, BELOW),
+}
+SIMPLE = [option for option, found in mounts._ATTRIBUTES.items() if not found[3]]
+
+
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
+    """What copies of a mount with another below it have, both of which forbid all on the host, by options."""
+    root = tmp_path_factory.mktemp("copies")
+    for name in ("source", "root", "root/x"):
+        (root / name).mkdir()
+    setup = (
+        f"mount --make-rprivate / && cd {root} && mount -t tmpfs tmpfs source && mkdir source/b && "
+        "mount -t tmpfs tmpfs source/b && "
+        "mount -o remount,bind,ro,nosuid,nodev,noexec,noatime source/b && "
+        "mount -o remount,bind,ro,nosuid,nodev,noexec,noatime,nodiratime,nosymfollow source && "
+    )
+
+    def made(options: list[str], become: str = "exec", *, late: bool = False) -> dict[str, Any]:
+        script = f'{setup}{become} "$0" -I -c "$1" {root}/source {root}/root'
+        done = subprocess.run(
+            ["unshare", "--mount", "sh", "-c", script, BARE, COPIES.format(path=PATH, late=late)],
+            input=json.dumps([option.split() for option in options]),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def attributes(copies: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+    return copies([*OPTIONS])
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: options or "none")
+def test_options_set_and_take_away_what_the_source_has(attributes: dict[str, Any], options: str) -> None:
+    """What no option is about is kept; one that allows takes away, and the last of a pair counts."""
+    assert attributes[options] == [sorted(found) for found in OPTIONS[options]]
+
+
+def test_before_linux_5_12_options_do_the_same_to_the_mount_alone(
+    copies: Callable[..., dict[str, Any]], attributes: dict[str, Any]
+) -> None:
+    """By mount(2) what no option is about is kept, and one that allows takes away."""
+    alone = [options for options in OPTIONS if not any(f"r{o}" in options.split() for o in SIMPLE)]
+    found = copies(alone, late=True)
+
+    assert found == {options: attributes[options] for options in alone}
+    assert len(alone) > 15
+
+
+def test_every_option_that_is_known_is_tried() -> None:
+    """An option that is added to the table is missing above until it is tried there."""
+    tried = {option for options in OPTIONS for option in options.split()}
+
+    assert {option for option in SIMPLE if not mounts._ATTRIBUTES[option][2]} <= tried
+
+
+def test_what_is_locked_in_a_user_namespace_is_refused_in_words(
+    copies: Callable[..., dict[str, Any]],
+) -> None:
+    """There the kernel lifts nothing that the host forbids; a spec that asks for it by name is told so."""
+    options = ["rbind", "rbind rw", "rbind rexec", "rbind ro"]
+    found = copies(options, "exec unshare --user --map-root-user --mount")
+
+    assert [found["rbind"], found["rbind ro"]] == [[sorted(SOURCE), sorted(BELOW)]] * 2
+    for refused in ("rbind rw", "rbind rexec"):
+        assert found[refused].startswith("HOK215: ")
+        assert "in a user namespace no option takes away" in found[refused]
+
+
+@pytest.mark.parametrize(
+    ("options", "more", "less"),
+    [
+        (["rbind", "rro", "nosymfollow"], {"ro", "nosymfollow"}, set()),
+        (["bind", "nosymfollow"], {"nosymfollow"}, set()),
+        (["bind", "strictatime"], set(), {"relatime"}),
+        (["bind", "noatime"], {"noatime"}, {"relatime"}),
+        (["bind", "ro"], {"ro"}, set()),
+        (["rbind", "rnosuid"], {"nosuid"}, set()),
+    ],
+    ids=" ".join,
+)
+def test_what_is_mounted_there_with_less_does_not_count(
+    host: Host, paused: Paused, options: list[str], more: set[str], less: set[str]
+) -> None:
+    """The same source without what the spec wants is covered, so the container gets no more than that."""
+    mount = {"hostPath": str(host.source), "containerPath": "/opt/x"}
+    paused.inject({"mounts": [{**mount, "options": ["relatime"]}]})
+    paused.inject({"mounts": [{**mount, "options": options}]})
+    found = [line.split()[5].split(",") for line in paused.mounts() if line.split()[4].endswith("/opt/x")]
+
+    assert len(found) == 2
+    assert {*found[1]} - {"rw"} == ({*found[0]} | more) - less - {"rw"}
+
+
+@pytest.mark.parametrize("options", [[], ["rw", "exec"], ["relatime"], ["norelatime"]], ids=" ".join)
+def test_what_is_mounted_there_with_all_that_is_wanted_is_left(
+    host: Host, paused: Paused, options: list[str]
+) -> None:
+    """A second run mounts nothing, whichever options there are."""
+    mount = {"hostPath": str(host.source), "containerPath": "/opt/x", "options": options}
+    paused.inject({"mounts": [mount]})
+    before = paused.mounts()
+    paused.inject({"mounts": [mount]})
+
+    assert paused.mounts() == before
 
 
 @pytest.mark.parametrize("missing", ["openat2", "open_tree", "move_mount"])
@@ -851,6 +1028,60 @@ def test_a_hook_that_is_killed_leaves_nothing(host: Host, paused: Paused) -> Non
     assert digest(host.rootfs) == before[0]
 
 
+def test_a_hook_that_is_killed_while_the_mounts_are_made_leaves_nothing(
+    host: Host, paused: Paused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What works in the container has nobody to tell that it is done, and takes away what it made."""
+    before = digest(host.rootfs), paused.mounts()
+    done = host.root / "done"
+    child = os.fork()
+    if child == 0:
+        caller = os.getpid()
+
+        def kill(name: str) -> None:
+            if os.getpid() != caller and name == "move_mount" and os.getppid() == caller:
+                os.kill(caller, signal.SIGKILL)
+                wait_for(lambda: os.getppid() != caller, 20, "the caller's end")
+            if os.getpid() != caller and os.getppid() != caller and name == "umount2":
+                done.touch()
+
+        try:
+            monkeypatch.setattr(syscalls, "before", kill)
+            paused.inject(everything(host))
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    wait_for(done.exists, 20, "what was mounted to be taken away")
+    wait_for(lambda: not (host.rootfs / "opt/dir").exists(), 20, "what was made to be gone")
+
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    assert (digest(host.rootfs), paused.mounts()) == before
+
+
+def test_what_hangs_in_the_container_is_given_up_in_time(
+    host: Host, paused: Paused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a volume whose server is gone: refused in words, and taken away should it ever go on."""
+    before = digest(host.rootfs), paused.mounts()
+    caller = os.getpid()
+    go_on = host.root / "go-on"
+
+    def hang(name: str) -> None:
+        if os.getpid() != caller and name == "move_mount":
+            wait_for(go_on.exists, 60, "the volume's server")
+
+    monkeypatch.setattr(syscalls, "before", hang)
+    begin = time.monotonic()
+
+    with pytest.raises(DeliveryError, match=r"HOK220: .*it does not end in time"):
+        paused.inject(everything(host), seconds=0.3)
+    assert time.monotonic() - begin < 20
+    go_on.touch()
+    wait_for(lambda: not (host.rootfs / "opt/dir").exists(), 20, "what was made to be gone")
+    wait_for(lambda: (digest(host.rootfs), paused.mounts()) == before, 20, "all to be as before")
+    os.waitpid(-1, 0)
+
+
 @pytest.mark.parametrize(
     ("there", "edits", "code"),
     [
@@ -872,6 +1103,34 @@ def test_a_node_replaces_nothing_of_the_image(
         paused.inject({"deviceNodes": [{**edits, "type": "c", "major": 1, "minor": 3}]})
 
     assert digest(host.rootfs) == before
+
+
+@pytest.mark.parametrize("any_paused", [OUTER], indirect=True, ids=["own users"])
+@pytest.mark.parametrize(
+    ("kind", "node"),
+    [
+        (stat.S_IFBLK, {"type": "c", "major": 7, "minor": 0}),
+        (stat.S_IFCHR, {"type": "c", "major": 7, "minor": 1}),
+        (stat.S_IFREG, {"type": "p"}),
+        (stat.S_IFLNK, {"type": "c", "major": 7, "minor": 0}),
+    ],
+    ids=["a block device", "another number", "a file", "a link"],
+)
+def test_what_is_another_node_on_the_host_is_not_bind_mounted(
+    host: Host, any_paused: Paused, kind: int, node: Any
+) -> None:
+    """In a user namespace the spec's type and numbers must be those of what the host has there."""
+    source = host.root / "node"
+    if kind == stat.S_IFLNK:
+        (host.root / "target").mkdir()
+        os.mknod(host.root / "target/node", stat.S_IFCHR, os.makedev(7, 0))
+        source.symlink_to("target/node")
+    else:
+        os.mknod(source, kind, os.makedev(7, 0) if kind != stat.S_IFREG else 0)
+
+    with pytest.raises(DeliveryError, match=r"HOK214: .*it is another one"):
+        any_paused.inject({"deviceNodes": [{"path": "/dev/x", "hostPath": str(source), **node}]})
+    assert list(any_paused.inner("/dev").iterdir()) == []
 
 
 def test_another_node_in_the_containers_own_dev_is_replaced(host: Host, paused: Paused) -> None:
@@ -977,4 +1236,4 @@ def test_no_descriptor_is_left_open(host: Host, paused: Paused) -> None:
     with pytest.raises(DeliveryError):
         paused.inject(wrong)
 
-    assert len(os.listdir("/proc/self/fd")) - before <= 2 * 3  # `namespaces.of` is the caller's
+    assert len(os.listdir("/proc/self/fd")) == before

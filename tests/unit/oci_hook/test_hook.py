@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ import pytest
 from cdi_courier import compiling, editing, table
 from cdi_courier.errors import CourierError, DeliveryError, PolicyDenied
 from cdi_courier_oci_hook import hook
-from cdi_courier_oci_hook.live import syscalls
+from cdi_courier_oci_hook.live import namespaces, syscalls
 from hypothesis import given
 from hypothesis import strategies as st
+from support.waiting import wait_for
 
 KEY = "nvidia.cdi.k8s.io"
 KEYS = ((KEY, False), (f"{KEY}/container.", True))
@@ -313,8 +315,10 @@ def test_nothing_is_both_delivered_and_lost(counts: dict[str, int]) -> None:
     assert len(lost) == len(set(lost)) == whole + half + ("intelRdt" in edits)
 
 
-def deliver(granted: Any, tmp_path: Path, undeliverable: Any = "fail", pid: int | None = None) -> None:
-    write_config(tmp_path)
+def deliver(
+    granted: Any, tmp_path: Path, undeliverable: Any = "fail", pid: int | None = None, **config: Any
+) -> None:
+    write_config(tmp_path, **config)
     data = state(tmp_path, {KEY: "v.com/c=a"}, pid=os.getpid() if pid is None else pid)
     hook.deliver(
         asked(data),
@@ -345,6 +349,55 @@ def test_a_process_that_is_gone_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(DeliveryError, match="HOK208"):
         deliver(editing.Granted(["v.com/c=a"], {}), tmp_path, pid=int(gone.stdout))
+
+
+@pytest.mark.parametrize("present", [True, False], ids=["in the config", "lacking"])
+def test_a_hook_that_the_runtime_runs_itself_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, present: bool
+) -> None:
+    """One of a later stage is left to the runtime where the config has it to the letter, and only there."""
+    plain = {"path": "/h", "args": ["h", "x"]}
+    injected: list[Any] = []
+    monkeypatch.setattr(hook.namespaces, "of", lambda _: namespaces.Namespaces(-1, {}))
+    monkeypatch.setattr(hook.live, "inject", lambda _container, _spaces, edits, **_: injected.append(edits))
+    granted = editing.Granted(["v.com/c=a"], {"hooks": [{"hookName": "poststop", **plain}]})
+    config = {"hooks": {"poststop": [plain]}} if present else {}
+
+    if present:
+        deliver(granted, tmp_path, **config)
+        assert [edits["hooks"] for edits in injected] == [[]]
+    else:
+        with pytest.raises(DeliveryError, match=r"HOK204: .*poststop hook /h"):
+            deliver(granted, tmp_path)
+        assert injected == []
+
+
+def test_the_time_limit_counts_from_when_the_runtime_started_the_process() -> None:
+    """What was before in the same process, such as a slower start, is not added to it."""
+    code = (
+        f"import sys; sys.path += {PATH!r}; from cdi_courier_oci_hook import hook; print(hook._deadline(10))"
+    )
+    before = time.monotonic()
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", 'read go; exec "$@"', "sh", BARE, "-I", "-S", "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    started = time.monotonic()
+    wait_for(lambda: time.monotonic() > started + 0.1, 5, "some time to pass")
+    answer, _ = process.communicate("go\n", timeout=60)
+    tick = 1 / os.sysconf("SC_CLK_TCK")
+
+    assert before - 2 * tick <= float(answer) - 9 <= started + 2 * tick
+
+
+@pytest.mark.parametrize("timeout", [0, 1, 3600], ids=["none", "over", "much"])
+def test_a_second_is_left_whatever_has_passed(timeout: int) -> None:
+    """Who still runs has not been killed: the clocks may be wrong."""
+    left = hook._deadline(timeout) - time.monotonic()
+
+    assert 0.5 < left <= max(1, timeout - 1)
 
 
 def bare(command: str, data: bytes, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -399,7 +452,7 @@ def test_the_hook_imports_little() -> None:
     """A bare interpreter loads the light modules, and of the standard library what they are allowed."""
     allowed = "json, os, stat, errno, ctypes, fcntl, _socket, fnmatch, time, __future__"
     light = {"annotations", "editing", "errors", "fastjson", "names", "oci", "patterns", "policy", "request"}
-    own = {"entry", "hook", "log", "live"}
+    own = {"entry", "hook", "log", "live", "program"}
 
     def loaded(statement: str) -> set[str]:
         code = f"import sys; sys.path += {PATH!r}; {statement}; print(*sys.modules)"

@@ -239,26 +239,29 @@ def escaped(text: bytes) -> bytes:
 
 @given(
     number=st.integers(0, 1 << 31),
+    root=FIELD,
     point=FIELD,
     optional=st.lists(st.sampled_from([b"shared:7", b"master:3", b"propagate_from:2", b"unbindable"])),
     source=FIELD,
 )
 def test_a_line_of_mountinfo_is_read_back(
-    number: int, point: bytes, optional: list[bytes], source: bytes
+    number: int, root: bytes, point: bytes, optional: list[bytes], source: bytes
 ) -> None:
     """Whatever is in paths, and however many optional fields there are."""
     line = b" ".join(
         [
-            b"%d 2 0:57 / %s ro,nosuid" % (number, escaped(b"/" + point)),
+            b"%d 2 0:57 %s %s ro,nosuid" % (number, escaped(b"/" + root), escaped(b"/" + point)),
             *optional,
-            b"- tmpfs %s rw" % (escaped(source) or b"none"),
+            b"- tmpfs %s rw,mode=755" % (escaped(source) or b"none"),
         ]
     )
     (found,) = mountinfo.parse(line + b"\n").items()
 
     assert found[0] == number
     assert (os.fsencode(found[1].point), found[1].device) == (b"/" + point, "0:57")
+    assert os.fsencode(found[1].root) == b"/" + root
     assert (found[1].type, found[1].options) == ("tmpfs", {"ro", "nosuid"})
+    assert found[1].super_options == {"rw", "mode=755"}
     assert found[1].shared == (b"shared:7" in optional)
 
 

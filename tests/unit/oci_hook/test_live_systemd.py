@@ -8,6 +8,7 @@ import shutil
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -370,8 +371,41 @@ def test_what_is_no_answer_ends_in_words_and_in_time(
     """A hook never waits longer than its deadline for systemd, whatever that sends."""
     monkeypatch.setattr(systemd, "SECONDS", 0.3)
     manager.garble = garble
+    begin = time.monotonic()
 
     assert code_of(root) == "HOK260"
+    assert time.monotonic() - begin < 5
+
+
+def test_the_callers_deadline_counts_where_it_is_sooner(root: Path, manager: Manager) -> None:
+    """What is left until the runtime kills the hook is all that systemd gets."""
+    manager.garble = lambda _: b""
+    begin = time.monotonic()
+
+    with pytest.raises(DeliveryError, match=r"HOK260: .*no answer in time"):
+        systemd.declare(GROUP, GRANTS, str(root), begin + 0.3)
+    assert time.monotonic() - begin < systemd.SECONDS
+
+
+def test_a_socket_that_says_nothing_is_the_only_one_that_is_asked(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hung systemd hangs on its bus too: what a hook waits is one time limit, not one a socket."""
+    monkeypatch.setattr(systemd, "SECONDS", 0.3)
+    (root / "run/systemd/system").mkdir(parents=True)
+    (root / "run/dbus").mkdir()
+    with socket.socket(socket.AF_UNIX) as private, socket.socket(socket.AF_UNIX) as bus:
+        for listener, where in ((private, "systemd/private"), (bus, "dbus/system_bus_socket")):
+            listener.bind(str(root / "run" / where))
+            listener.listen()
+            listener.setblocking(False)
+        begin = time.monotonic()
+
+        assert code_of(root) == "HOK260"
+        assert time.monotonic() - begin < 5
+        private.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            bus.accept()
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,23 @@ def test_an_asking_container_gets_its_devices(files: Any, verb: str, table: bool
 
 
 @pytest.mark.parametrize(
+    ("caller", "expected"), [("", 0), ("trap '' HUP; ", 1)], ids=["none", "the caller's"]
+)
+@pytest.mark.parametrize("table", [True, False], ids=["light", "slow"])
+def test_the_real_runtime_ignores_the_signals_that_the_caller_ignores(
+    files: Any, table: bool, caller: str, expected: int
+) -> None:
+    """None of those that Python ignores for itself, which would reach the container's own process."""
+    gated = gated_by(files, table=table)
+    said = files.root / "ignored"
+    gated.real.write_text(f"#!/bin/sh\nexec grep SigIgn /proc/self/status > {said}\n")
+    calling = ["/bin/sh", "-c", f'{caller}exec "$0" "$@"']
+    gated.call("create", "--bundle", str(bundle(files, {KEY: "v.com/c=a"})), "x", shell=calling)
+
+    assert int(said.read_text().split()[1], 16) == expected
+
+
+@pytest.mark.parametrize(
     ("annotations", "more"),
     [({KEY: " "}, {}), ({"other": "x"}, {"hostname": f'"{KEY}'}), ({f"{KEY}.example": "v.com/c=a"}, {})],
     ids=["blank", "elsewhere", "another-key"],
@@ -655,7 +672,7 @@ LIGHT = {
         for n in ("annotations", "editing", "errors", "fastjson", "names", "oci", "patterns")
     ),
     *(f"cdi_courier.{n}" for n in ("policy", "request", "signature", "table")),
-    *(f"cdi_courier_oci_hook.{n}" for n in ("calls", "entry", "log", "wrapper")),
+    *(f"cdi_courier_oci_hook.{n}" for n in ("calls", "entry", "log", "program", "wrapper")),
 }
 
 

@@ -166,17 +166,19 @@ def deliver(
 ) -> None:
     """Put what was granted into the container; all of what can be delivered, or nothing.
 
-    undeliverable: ``[delivery] undeliverable``. device_cgroup: as in
-    ``[oci_hook]``.
+    undeliverable, device_cgroup: as in ``[delivery]`` and ``[oci_hook]``.
     Raises `CdiError` ``CDI017``, ``CDI018``; `DeliveryError` from ``HOK204`` on.
     """
-    deadline = time.monotonic() + max(installed.timeout - _RESERVE, _RESERVE)
+    deadline = _deadline(installed.timeout)
     if isinstance(granted, CourierError):
         log.write(installed.log, f"started without its devices: {granted}", log.WARNING)
         return
     syscalls.must_be_supported()
     spaces = namespaces.of(asked.state["pid"])
-    lost = undeliverable_edits(granted.edits, user_namespace=spaces.user is not None)
+    wanted = dict(granted.edits)
+    # First, for what the runtime runs itself is not lost, whatever its stage.
+    wanted["hooks"] = [hook for hook in wanted.get("hooks") or [] if not editing.has_hook(asked.config, hook)]
+    lost = undeliverable_edits(wanted, user_namespace=spaces.user is not None)
     if lost:
         error = _undeliverable(granted.names, lost)
         if undeliverable != "warn":
@@ -185,8 +187,6 @@ def deliver(
     if not asked.config:
         log.write(installed.log, "no config was found beside the state; device nodes are root's", log.WARNING)
     uid, gid = process_ids(asked.config)
-    wanted = dict(granted.edits)
-    wanted["hooks"] = [hook for hook in wanted.get("hooks") or [] if not editing.has_hook(asked.config, hook)]
     wanted["mounts"] = [
         mount
         for mount in wanted.get("mounts") or []
@@ -194,12 +194,15 @@ def deliver(
     ]
 
     def allow(rules: Sequence[live.Rule]) -> None:
+        now = time.monotonic()
         cgroup.allow(
             asked.state["pid"],
             rules,
             cgroups_path=_cgroups_path(asked.config),
             mode=device_cgroup,
             log_to=installed.log,
+            # A systemd that does not answer must not take the time of what comes after: best-effort goes on.
+            deadline=now + (deadline - now) / 2,
         )
 
     live.inject(
@@ -209,6 +212,22 @@ def deliver(
         allow=allow,
         deadline=deadline,
     )
+
+
+def _deadline(timeout: float) -> float:
+    """The `time.monotonic` by which all must be done: soon after, the runtime kills without a word.
+
+    timeout: the runtime's, in seconds from when it started this process. What has passed since counts, such
+    as the start of the interpreter that has everything.
+    """
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            # Behind the name, which may hold blanks and brackets, the 22nd field of all.
+            ticks = int(file.read().rpartition(b")")[2].split()[19])
+        passed = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        passed = 0.0
+    return time.monotonic() + max(timeout - max(passed, 0.0) - _RESERVE, _RESERVE)
 
 
 def undeliverable_edits(edits: Json, *, user_namespace: bool = False) -> list[tuple[str, str]]:

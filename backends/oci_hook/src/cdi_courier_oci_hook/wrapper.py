@@ -20,7 +20,7 @@ from cdi_courier import editing, fastjson, patterns, table
 from cdi_courier.errors import DeliveryError, quoted
 from cdi_courier.oci import apply_edits
 
-from . import calls, entry
+from . import calls, entry, program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _handle(installed: Wrapped, call: calls.Call, argv: Sequence[str], decide: D
     except editing.SlowPath:
         entry.go_slow(installed, "wrapper_main", argv)
     try:
-        os.execv(installed.real, [installed.real, *argv])  # noqa: S606 - by absolute path, as installed
+        program.become(installed.real, [installed.real, *argv])
     except OSError as error:
         raise DeliveryError(
             "HOK009",

@@ -12,8 +12,6 @@ import errno
 import os
 import struct
 
-TYPE_CHECKING = False
-
 ALLOW_OVERRIDE, ALLOW_MULTI, REPLACE = 1, 2, 4
 """How programs are attached."""
 
@@ -182,13 +180,12 @@ def _load(code: bytes, log: ctypes.Array[ctypes.c_char] | None) -> int:
         0,
         0,
     )
-    for attempt in range(_ATTEMPTS):
+    for _ in range(_ATTEMPTS - 1):
         try:
             return _bpf(_LOAD, _attributes(packed), len(packed))
         except BlockingIOError:
-            if attempt == _ATTEMPTS - 1:
-                raise
-    raise AssertionError
+            continue
+    return _bpf(_LOAD, _attributes(packed), len(packed))
 
 
 def _load_unlimited(code: bytes, first: OSError) -> int:

@@ -9,7 +9,8 @@ what is above is shared with others and only asked. Version 1 has lists (`device
 programs (`device_programs`). Where systemd manages the scope it is told first (`systemd`).
 
 All that may well fail is done before the first program is replaced, and what was changed is changed back on
-failure. Only what systemd was told stays, for it cannot forget one device; it ends with the unit.
+failure. Only what systemd was told stays, for it cannot forget one device; it ends with the unit. Where a
+refusal is tolerated, that version is left as it was, and the other is changed all the same.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from cdi_courier.errors import DeliveryError, quoted
 
 from cdi_courier_oci_hook import log
 
-from . import device_filter, device_list, device_programs, systemd
+from . import device_filter, device_list, device_programs, mountinfo, systemd
 from .refusals import BEST_EFFORT, unreadable
 
 TYPE_CHECKING = False
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from .device_filter import Grant
+    from .mountinfo import Mount
 
     Rule = tuple[str, int, int, str]
 
@@ -41,21 +43,6 @@ _MOST_MAJOR, _MOST_MINOR = (1 << 12) - 1, (1 << 20) - 1  # of the kernel's dev_t
 _TOLERATED = frozenset({"HOK252", "HOK253", "HOK254", "HOK255", "HOK260", "HOK261", "HOK262"})
 
 
-class Mount:
-    """A mounted cgroup hierarchy, from mountinfo. version: 1, with the devices controller, or 2.
-
-    root: the cgroup that is seen at `point`. device: as in ``st_dev``.
-    """
-
-    __slots__ = ("device", "point", "root", "version")
-
-    def __init__(self, version: int, root: str, point: str, device: int) -> None:
-        self.version = version
-        self.root = root
-        self.point = point
-        self.device = device
-
-
 def allow(
     pid: int,
     rules: Iterable[Rule],
@@ -63,13 +50,14 @@ def allow(
     cgroups_path: str,
     mode: Literal["enforce", "best-effort"],
     log_to: str = "journal",
+    deadline: float = float("inf"),
 ) -> None:
     """Let the container whose first process this is use these devices; doing so twice is the same as once.
 
     pid: as this process sees it. rules: type ``c`` or ``b``, major and minor number, and the access that is
     granted, of the letters ``rwm``. cgroups_path: ``linux.cgroupsPath`` of its OCI config, empty if it has
     none. mode, log_to: ``[oci_hook] device_cgroup`` and ``log``; with best-effort what is not in this
-    process's power is logged as a warning.
+    process's power is logged as a warning. deadline: a `time.monotonic` by which systemd must have answered.
 
     Raises `DeliveryError` ``HOK250`` to ``HOK264``. The container's filters then are as they were.
     """
@@ -85,10 +73,7 @@ def allow(
             said.add(str(error))
             log.write(log_to, str(error), log.WARNING)
 
-    try:
-        _allow(pid, grants, cgroups_path, tolerate)
-    except DeliveryError as error:
-        tolerate(error)
+    _allow(pid, grants, cgroups_path, tolerate, deadline)
 
 
 def grants_of(rules: Iterable[Rule]) -> tuple[Grant, ...]:
@@ -128,27 +113,17 @@ def cgroups_of(text: str) -> dict[int, str]:
     return found
 
 
-def mounts_of(text: str) -> list[Mount]:
-    """The hierarchies in /proc/PID/mountinfo that can hold device cgroups, the last mounted first."""
-    mounts = []
-    for line in text.split("\n"):
-        mount, separator, file_system = line.partition(" - ")
-        fields, more = mount.split(" "), file_system.split(" ")
-        if not separator or len(fields) < 6 or len(more) < 3:
-            continue
-        if more[0] == "cgroup2":
-            version = 2
-        elif more[0] == "cgroup" and "devices" in more[2].split(","):
-            version = 1
-        else:
-            continue
-        major, _, minor = fields[2].partition(":")
-        try:
-            device = os.makedev(int(major), int(minor))
-        except (ValueError, OverflowError):
-            continue
-        mounts.append(Mount(version, _unescaped(fields[3]), _unescaped(fields[4]), device))
-    return mounts[::-1]
+def mounts_of(data: bytes) -> dict[int, list[Mount]]:
+    """The hierarchies in /proc/PID/mountinfo that can hold device cgroups, by version, the last first."""
+    found: dict[int, list[Mount]] = {1: [], 2: []}
+    # Of a host's thousands of mounts only these few lines are worth reading.
+    lines = b"\n".join(line for line in data.split(b"\n") if b" - cgroup" in line)
+    for mount in reversed(mountinfo.parse(lines).values()):
+        if mount.type == "cgroup2":
+            found[2].append(mount)
+        elif mount.type == "cgroup" and "devices" in mount.super_options:
+            found[1].append(mount)
+    return found
 
 
 def scope_of(path: str, own: str, cgroups_path: str) -> str | None:
@@ -187,81 +162,120 @@ def _scope_names(cgroups_path: str) -> list[list[str]]:
     return names
 
 
+class _Place:
+    """Where a container is in one hierarchy.
+
+    path: the cgroup of its process. scope: the one that was made for it; None if there is none. folders: the
+    directories of the cgroups from the one up to the other; without a scope, that of the process alone.
+    """
+
+    __slots__ = ("folders", "path", "scope")
+
+    def __init__(self, path: str, scope: str | None, folders: list[str]) -> None:
+        self.path = path
+        self.scope = scope
+        self.folders = folders
+
+
+def _places(pid: int, cgroups_path: str) -> dict[int, _Place]:
+    """Where a process is, by version. Raises `DeliveryError` ``HOK251``."""
+    own = cgroups_of(os.fsdecode(_read("proc/self/cgroup")))
+    mounts = mounts_of(_read("proc/self/mountinfo"))
+    places = {}
+    for version, path in cgroups_of(os.fsdecode(_read(f"proc/{pid}/cgroup"))).items():
+        visible = [mount for mount in mounts[version] if _is_visible(mount)]
+        if path == own.get(version) and _folder(path, visible) is None:
+            continue  # a runtime that does not see the cgroup that both are in has changed nothing there
+        scope = scope_of(path, own.get(version, "/"), cgroups_path)
+        places[version] = _Place(path, scope, _folders(path, scope, version, visible))
+    return places
+
+
 def _allow(
-    pid: int, grants: tuple[Grant, ...], cgroups_path: str, tolerate: Callable[[DeliveryError], None]
+    pid: int,
+    grants: tuple[Grant, ...],
+    cgroups_path: str,
+    tolerate: Callable[[DeliveryError], None],
+    deadline: float,
 ) -> None:
-    cgroups = cgroups_of(_read(f"proc/{pid}/cgroup"))
-    own = cgroups_of(_read("proc/self/cgroup"))
-    # Other file systems may have been mounted over some.
-    mounts = [mount for mount in mounts_of(_read("proc/self/mountinfo")) if _visible(mount)]
-    scopes = {
-        version: scope_of(path, own.get(version, "/"), cgroups_path) for version, path in cgroups.items()
-    }
-    pins: tuple[str, ...] = ()
-    for scope in scopes.values():
-        if scope is not None and scope.endswith(".scope"):
-            try:
-                pins = systemd.declare(scope, grants, ROOT)
-            except DeliveryError as error:
-                tolerate(error)
-            break
-    folders = {
-        version: _folders(path, scopes[version], version, mounts)
-        for version, path in cgroups.items()
-        # Where the runtime does not see the hierarchy that it is in itself, it has changed nothing there.
-        if path != own.get(version) or _folder(path, version, mounts) is not None
-    }
+    places = _places(pid, cgroups_path)
+    pins = _declared(places, grants, tolerate, deadline)
     undo: list[Callable[[], None]] = []
     opened: list[int] = []
+
+    def change_lists(place: _Place) -> None:
+        _allow_in_lists(place, grants, undo)
+
+    def change_programs(place: _Place) -> None:
+        device_programs.allow(
+            place.path,
+            place.folders,
+            grants,
+            own=place.scope is not None,
+            pins=pins,
+            tolerate=tolerate,
+            opened=opened,
+            undo=undo,
+        )
+
     try:
-        if 1 in folders:
-            _allow_in_lists(cgroups[1], folders[1], grants, undo, own=scopes[1] is not None)
-        if 2 in folders:
-            device_programs.allow(
-                cgroups[2],
-                folders[2],
-                grants,
-                own=scopes[2] is not None,
-                pins=pins,
-                tolerate=tolerate,
-                opened=opened,
-                undo=undo,
-            )
+        for version, change in ((1, change_lists), (2, change_programs)):
+            if version in places:
+                done = len(undo)
+                try:
+                    change(places[version])
+                except DeliveryError as error:
+                    _change_back(undo, done, error)
+                    tolerate(error)
     except BaseException as error:
-        failed = _undone(undo)
-        if failed and isinstance(error, DeliveryError):
-            error.message += f"; and what was changed before could not be changed back: {failed}"
+        _change_back(undo, 0, error)
         raise
     finally:
         for descriptor in opened:
             os.close(descriptor)
 
 
-def _undone(steps: list[Callable[[], None]]) -> str:
-    """Undo the steps, the last first, and return why one failed; the others are undone all the same."""
+def _declared(
+    places: dict[int, _Place],
+    grants: tuple[Grant, ...],
+    tolerate: Callable[[DeliveryError], None],
+    deadline: float,
+) -> tuple[str, ...]:
+    """Tell systemd where the scope is one of its; returns what `systemd.declare` does."""
+    scope = next((place.scope for place in places.values() if (place.scope or "").endswith(".scope")), None)
+    if scope is None:
+        return ()
+    try:
+        return systemd.declare(scope, grants, ROOT, deadline)
+    except DeliveryError as error:
+        tolerate(error)
+        return ()
+
+
+def _change_back(undo: list[Callable[[], None]], kept: int, error: BaseException) -> None:
+    """Undo all but the first `kept` steps, the last first. What fails of that is said in the error."""
     failed = ""
-    for step in reversed(steps):
+    while len(undo) > kept:
         try:
-            step()
-        except OSError as error:
-            failed = error.strerror or str(error)
-    return failed
+            undo.pop()()
+        except OSError as why:
+            failed = why.strerror or str(why)
+    if failed and isinstance(error, DeliveryError):
+        error.message += f"; and what was changed before could not be changed back: {failed}"
 
 
-def _allow_in_lists(
-    path: str, folders: list[str], grants: tuple[Grant, ...], undo: list[Callable[[], None]], *, own: bool
-) -> None:
-    if own:
+def _allow_in_lists(place: _Place, grants: tuple[Grant, ...], undo: list[Callable[[], None]]) -> None:
+    if place.scope is not None:
         # From above: a cgroup can be allowed only what the one above it may.
-        for folder in reversed(folders):
+        for folder in reversed(place.folders):
             device_list.allow(folder, grants, undo)
         return
     for grant in grants:
-        if not device_list.allows(folders[0], grant):
+        if not device_list.allows(place.folders[0], grant):
             raise DeliveryError(
                 "HOK252",
-                f"cgroup {quoted(path)}, which does not allow {device_filter.written(grant)}, is not the "
-                "container's alone",
+                f"cgroup {quoted(place.path)}, which does not allow {device_filter.written(grant)}, is not "
+                "the container's alone",
                 f"let the runtime make a cgroup for each container, {BEST_EFFORT}",
             )
 
@@ -273,7 +287,7 @@ def _folders(path: str, scope: str | None, version: int, mounts: list[Mount]) ->
         levels.append(levels[-1].rpartition("/")[0])
     folders = []
     for level in levels:
-        folder = _folder(level, version, mounts)
+        folder = _folder(level, mounts)
         if folder is None:
             raise DeliveryError(
                 "HOK251",
@@ -284,41 +298,30 @@ def _folders(path: str, scope: str | None, version: int, mounts: list[Mount]) ->
     return folders
 
 
-def _folder(path: str, version: int, mounts: list[Mount]) -> str | None:
+def _folder(path: str, mounts: list[Mount]) -> str | None:
     """Where a cgroup's directory is; None where none of the mounts shows it."""
     if "/../" in f"{path}/":
         return None  # beyond the cgroup namespace of this process
     for mount in mounts:
         root = mount.root.rstrip("/")
-        if mount.version == version and (path == root or path.startswith(f"{root}/")):
+        if path == root or path.startswith(f"{root}/"):
             return mount.point.rstrip("/") + path[len(root) :]
     return None
 
 
-def _visible(mount: Mount) -> bool:
+def _is_visible(mount: Mount) -> bool:
+    """Whether it is what is found at its mount point, where another may have been mounted over it."""
     try:
-        return os.stat(mount.point).st_dev == mount.device
+        device = os.stat(mount.point).st_dev
     except OSError:
         return False
+    return mount.device == f"{os.major(device)}:{os.minor(device)}"
 
 
-def _read(path: str) -> str:
+def _read(path: str) -> bytes:
     path = os.path.join(ROOT, path)
     try:
         with open(path, "rb") as file:
-            return os.fsdecode(file.read())
+            return file.read()
     except OSError as error:
         raise unreadable(path, error) from None
-
-
-def _unescaped(field: str) -> str:
-    r"""A field of mountinfo, in which blanks and backslashes are written as \ooo."""
-    first, *rest = field.split("\\")
-    pieces = [os.fsencode(first)]
-    for piece in rest:
-        digits = piece[:3]
-        if len(digits) == 3 and all("0" <= digit <= "7" for digit in digits) and digits[0] < "4":
-            pieces.append(bytes([int(digits, 8)]) + os.fsencode(piece[3:]))
-        else:
-            pieces.append(b"\\" + os.fsencode(piece))
-    return os.fsdecode(b"".join(pieces))

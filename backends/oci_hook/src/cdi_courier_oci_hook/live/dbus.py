@@ -43,12 +43,12 @@ class CallError(Exception):
 class Connection:
     """An authenticated connection; close it. bus: whether a bus is at the other end, and not a peer.
 
-    seconds: until every call together must have ended; a later one raises `TimeoutError`. Raises `OSError`
-    and `MalformedError`, like its methods.
+    deadline: a `time.monotonic` by which every call must have ended; a later one raises `TimeoutError`.
+    Raises `OSError` and `MalformedError`, like its methods.
     """
 
-    def __init__(self, path: str, *, bus: bool, seconds: float) -> None:
-        self._deadline = time.monotonic() + seconds
+    def __init__(self, path: str, *, bus: bool, deadline: float) -> None:
+        self._deadline = deadline
         self._serial = 0
         self._received = b""
         self._socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
@@ -103,6 +103,7 @@ class Connection:
             raise MalformedError("a message that is too long or not little-endian")
         padded = -(-fields_size // 8) * 8
         rest = self._take(padded + size)
+        # The array of fields begins at byte 12 of a message, where no padding is between its length and them.
         fields = dict(unmarshalled("a(yv)", head[12:16] + bytes(4) + rest[:fields_size])[0])
         signature = str(fields.get(_SIGNATURE, ""))
         wanted = fields.get(_REPLY_SERIAL)
@@ -133,7 +134,7 @@ class Connection:
         """Have the next system call wait until the deadline at most."""
         left = self._deadline - time.monotonic()
         if left <= 0:
-            raise TimeoutError(110, "no answer in time")
+            raise TimeoutError
         self._socket.settimeout(left)
 
 

@@ -19,7 +19,7 @@ import struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     Grant = tuple[int, int, int, int]
     """Type, major, minor and access of a device that may be used."""
@@ -55,7 +55,10 @@ _LDX_W, _MOV32_X, _MOV64_K, _AND32_K, _RSH32_K, _JNE_K, _CALL, _EXIT, _LD_IMM64 
     0x95,
     0x18,
 )
+# The parts of an opcode, where it is one of a family.
 _CLASS_ALU32, _CLASS_JMP, _CLASS_JMP32, _CLASS_ALU64 = 4, 5, 6, 7
+_BY_REGISTER = 0x08
+_JA, _MOV = 0x00, 0xB0
 _SIZES = {0x61: 4, 0x69: 2, 0x71: 1}  # LDX MEM of a word, half a word, a byte
 
 
@@ -155,7 +158,7 @@ def verdict(program: bytes, kind: int, major: int, minor: int, access: int) -> b
             if opcode == _EXIT:
                 return _number(registers[0]) != 0
             source, target = pair >> 4, pair & 15
-            kind_of = opcode & 7
+            operation, class_ = opcode & 0xF0, opcode & 7
             if opcode in _SIZES:
                 size = _SIZES[opcode]
                 if registers[source] != _CONTEXT or not 0 <= offset <= _CONTEXT_SIZE - size:
@@ -164,24 +167,23 @@ def verdict(program: bytes, kind: int, major: int, minor: int, access: int) -> b
             elif opcode == _LD_IMM64 and not source:
                 registers[target] = immediate & _MASK32 | (code[at][3] & _MASK32) << 32
                 at += 1
-            elif kind_of in (_CLASS_ALU32, _CLASS_ALU64):
-                wide = kind_of == _CLASS_ALU64
-                operand = registers[source] if opcode & 8 else immediate & (_MASK64 if wide else _MASK32)
-                if opcode & 0xF0 == 0xB0 and not offset and wide:
-                    registers[target] = operand  # also a copy of where the context is
-                elif offset:
+            elif class_ in (_CLASS_ALU32, _CLASS_ALU64):
+                if offset:
                     return None  # signed division and moves that extend the sign
+                bits = 64 if class_ == _CLASS_ALU64 else 32
+                operand = registers[source] if opcode & _BY_REGISTER else immediate & _MASK64
+                if operation == _MOV and bits == 64:
+                    registers[target] = operand  # also a copy of where the context is
                 else:
-                    registers[target] = _compute(opcode & 0xF0, registers[target], _number(operand), wide)
-            elif kind_of in (_CLASS_JMP, _CLASS_JMP32):
-                operation = opcode & 0xF0
-                if operation == 0:
-                    at += offset if kind_of == _CLASS_JMP else immediate
+                    registers[target] = _computed(operation, registers[target], _number(operand), bits)
+            elif class_ in (_CLASS_JMP, _CLASS_JMP32):
+                if operation == _JA:
+                    at += offset if class_ == _CLASS_JMP else immediate
                 elif _jumps(
                     operation,
                     _number(registers[target]),
-                    _number(registers[source]) if opcode & 8 else immediate & _MASK64,
-                    64 if kind_of == _CLASS_JMP else 32,
+                    _number(registers[source]) if opcode & _BY_REGISTER else immediate & _MASK64,
+                    64 if class_ == _CLASS_JMP else 32,
                 ):
                     at += offset
             else:
@@ -211,55 +213,51 @@ def _signed(value: int, bits: int) -> int:
     return value - (1 << bits) if value >> (bits - 1) & 1 else value
 
 
-def _compute(operation: int, old: int | None, operand: int, wide: bool) -> int:
-    bits, mask = (64, _MASK64) if wide else (32, _MASK32)
-    operand &= mask
-    if operation == 0xB0:
-        return operand
-    left = _number(old) & mask
-    shift = operand & (bits - 1)
-    if operation == 0x30:
-        return left // operand if operand else 0
-    if operation == 0x90:
-        return left % operand if operand else left
-    if operation == 0xC0:
-        return _signed(left, bits) >> shift & mask
-    results = {
-        0x00: left + operand,
-        0x10: left - operand,
-        0x20: left * operand,
-        0x40: left | operand,
-        0x50: left & operand,
-        0x60: left << shift,
-        0x70: left >> shift,
-        0x80: -left,
-        0xA0: left ^ operand,
-    }
-    if operation not in results:
+# Of the old value, the operand and the number of bits, by the upper half of an opcode: BPF_ADD and so on.
+_ARITHMETIC: dict[int, Callable[[int, int, int], int]] = {
+    0x00: lambda old, by, _: old + by,
+    0x10: lambda old, by, _: old - by,
+    0x20: lambda old, by, _: old * by,
+    0x30: lambda old, by, _: old // by if by else 0,
+    0x40: lambda old, by, _: old | by,
+    0x50: lambda old, by, _: old & by,
+    0x60: lambda old, by, bits: old << (by & (bits - 1)),
+    0x70: lambda old, by, bits: old >> (by & (bits - 1)),
+    0x80: lambda old, _by, _: -old,
+    0x90: lambda old, by, _: old % by if by else old,
+    0xA0: lambda old, by, _: old ^ by,
+    0xC0: lambda old, by, bits: _signed(old, bits) >> (by & (bits - 1)),
+}
+# Of two values and the number of bits: BPF_JEQ and so on.
+_COMPARISONS: dict[int, Callable[[int, int, int], bool]] = {
+    0x10: lambda left, right, _: left == right,
+    0x20: lambda left, right, _: left > right,
+    0x30: lambda left, right, _: left >= right,
+    0x40: lambda left, right, _: left & right != 0,
+    0x50: lambda left, right, _: left != right,
+    0x60: lambda left, right, bits: _signed(left, bits) > _signed(right, bits),
+    0x70: lambda left, right, bits: _signed(left, bits) >= _signed(right, bits),
+    0xA0: lambda left, right, _: left < right,
+    0xB0: lambda left, right, _: left <= right,
+    0xC0: lambda left, right, bits: _signed(left, bits) < _signed(right, bits),
+    0xD0: lambda left, right, bits: _signed(left, bits) <= _signed(right, bits),
+}
+
+
+def _computed(operation: int, old: int | None, operand: int, bits: int) -> int:
+    mask = (1 << bits) - 1
+    if operation == _MOV:
+        return operand & mask
+    if operation not in _ARITHMETIC:
         raise _UnknownError
-    return results[operation] & mask
+    return _ARITHMETIC[operation](_number(old) & mask, operand & mask, bits) & mask
 
 
 def _jumps(operation: int, left: int, right: int, bits: int) -> bool:
-    left &= (1 << bits) - 1
-    right &= (1 << bits) - 1
-    signed = _signed(left, bits), _signed(right, bits)
-    results = {
-        0x10: left == right,
-        0x20: left > right,
-        0x30: left >= right,
-        0x40: left & right != 0,
-        0x50: left != right,
-        0x60: signed[0] > signed[1],
-        0x70: signed[0] >= signed[1],
-        0xA0: left < right,
-        0xB0: left <= right,
-        0xC0: signed[0] < signed[1],
-        0xD0: signed[0] <= signed[1],
-    }
-    if operation not in results:
+    mask = (1 << bits) - 1
+    if operation not in _COMPARISONS:
         raise _UnknownError
-    return results[operation]
+    return _COMPARISONS[operation](left & mask, right & mask, bits)
 
 
 def _instructions(program: bytes) -> Iterator[tuple[int, int, int, int]]:
@@ -269,9 +267,9 @@ def _instructions(program: bytes) -> Iterator[tuple[int, int, int, int]]:
 def _jump_targets(program: bytes) -> Iterator[int]:
     """Where a program's jumps lead, as numbers of instructions from its beginning."""
     for at, (opcode, _, offset, immediate) in enumerate(_instructions(program)):
-        operation, kind = opcode & 0xF0, opcode & 7
-        if kind in (_CLASS_JMP, _CLASS_JMP32) and opcode not in (_CALL, _EXIT):
-            yield at + 1 + (immediate if operation == 0 and kind == _CLASS_JMP32 else offset)
+        operation, class_ = opcode & 0xF0, opcode & 7
+        if class_ in (_CLASS_JMP, _CLASS_JMP32) and opcode not in (_CALL, _EXIT):
+            yield at + 1 + (immediate if operation == _JA and class_ == _CLASS_JMP32 else offset)
 
 
 def _code(*instructions: tuple[int, int, int, int, int]) -> bytes:

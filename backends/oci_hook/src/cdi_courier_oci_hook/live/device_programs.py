@@ -4,7 +4,8 @@ It must not know whose cgroup it is (`cgroup`), nor what a program looks like (`
 Source: contracts hooks-and-runtimes.md d.4.
 
 A program is never changed: a new one is loaded and attached in the place of the old one, in one step from
-Linux 5.6 on. That does not grow without end, since a program that says yes already is left alone.
+Linux 5.6 on. That does not grow without end, since a program that says yes already is left alone. So what was
+found out about a program holds as long as it is kept open, and is found out once.
 """
 
 from __future__ import annotations
@@ -27,21 +28,28 @@ _ROUNDS = 4  # systemd may write its program anew while this works
 
 
 class _Work:
-    """One call of `allow`. opened: descriptors to close. made: id of a program → what takes its place."""
+    """One call of `allow`, and what it has found out.
 
-    __slots__ = ("grants", "made", "opened", "path", "tolerate")
+    opened, undo: as there. judged: ids of programs that are done with, for they say yes, or their no is
+    tolerated. made: id of a program → descriptor of what takes its place.
+    """
+
+    __slots__ = ("grants", "judged", "made", "opened", "path", "tolerate", "undo")
 
     def __init__(
         self,
         path: str,
         grants: tuple[Grant, ...],
         opened: list[int],
+        undo: list[Callable[[], None]],
         tolerate: Callable[[DeliveryError], None],
     ) -> None:
         self.path = path
         self.grants = grants
         self.opened = opened
+        self.undo = undo
         self.tolerate = tolerate
+        self.judged: set[int] = set()
         self.made: dict[int, int] = {}
 
     def keep(self, descriptor: int) -> int:
@@ -77,7 +85,8 @@ def allow(
     path: the cgroup, for messages. folders: its directory, and those of the cgroups above it whose programs
     may be replaced. own: whether any may be; the others are only asked. pins: where in a bpffs systemd takes
     programs from. tolerate: raises a refusal by those others, or not. opened: gets descriptors, to be closed
-    when nothing is to be undone any more. undo: gets what puts the old programs back.
+    when nothing is to be undone any more. undo: gets what puts the old programs back, also where they are
+    pinned.
 
     Raises `DeliveryError` ``HOK251`` to ``HOK264``.
     """
@@ -87,15 +96,17 @@ def allow(
             f"device filters of cgroup version 2 cannot be changed on {quoted(os.uname().machine)}",
             "this works on x86_64 and aarch64; deliver by NRI or the runtime wrapper instead",
         )
-    work = _Work(path, grants, opened, tolerate)
+    work = _Work(path, grants, opened, undo, tolerate)
     levels = [work.keep(_open_folder(folder)) for folder in folders]
+    # Everything is loaded, and has a name in the bpffs, before anything is attached.
+    plan = _plan(work, levels[0], levels if own else [])
+    staged = [(pin, old) for pin in pins if (old := _stage(work, pin)) is not None]
     for _ in range(_ROUNDS):
-        # Everything is loaded before anything is attached.
-        plan = _plan(work, levels[0], levels if own else [])
         if not plan:
             break
         for exchange in plan:
-            _exchange(work, exchange, undo)
+            _exchange(work, exchange)
+        plan = _plan(work, levels[0], levels if own else [])
     else:
         raise DeliveryError(
             "HOK264",
@@ -103,8 +114,8 @@ def allow(
             "attached by links",
             "what manages this cgroup besides the container runtime? `bpftool cgroup show` shows its filters",
         )
-    for pin in pins:
-        _pin_anew(work, pin)
+    for pin, old in staged:
+        _put_in_place(work, pin, old)
 
 
 def _plan(work: _Work, leaf: int, changeable: list[int]) -> list[_Exchange]:
@@ -121,22 +132,19 @@ def _plan(work: _Work, leaf: int, changeable: list[int]) -> list[_Exchange]:
         raise _failed("ask for the device filters", work.path, error) from None
     ours = {identifier for _, identifiers, _ in attached for identifier in identifiers}
     for identifier in effective:
-        if identifier not in ours:
+        if identifier not in ours and identifier not in work.judged:
             _need_yes(work, identifier)
+            work.judged.add(identifier)
     plan = []
     for folder, identifiers, flags in attached:
         for identifier in identifiers:
-            found = _program(work, identifier)
+            found = None if identifier in work.judged else _program(work, identifier)
             if found is None:
                 continue
             old, code = found
-            if identifier not in work.made:
-                if _says_yes(code, work.grants):
-                    continue
-                work.made[identifier] = _replacement(work, code)
-            plan.append(
-                _Exchange(folder, flags & (bpf.ALLOW_MULTI | bpf.ALLOW_OVERRIDE), old, work.made[identifier])
-            )
+            new = _replacement(work, identifier, code)
+            if new is not None:
+                plan.append(_Exchange(folder, flags & (bpf.ALLOW_MULTI | bpf.ALLOW_OVERRIDE), old, new))
     return plan
 
 
@@ -179,7 +187,19 @@ def _need_yes(work: _Work, identifier: int) -> None:
             work.tolerate(refusal)
 
 
-def _replacement(work: _Work, code: bytes) -> int:
+def _replacement(work: _Work, identifier: int, code: bytes) -> int | None:
+    """A program that says yes to the grants and else what this one says; None if this one does already."""
+    if identifier in work.judged:
+        return None
+    if identifier not in work.made:
+        if all(device_filter.permits(code, grant) for grant in work.grants):
+            work.judged.add(identifier)
+            return None
+        work.made[identifier] = _loaded(work, code)
+    return work.made[identifier]
+
+
+def _loaded(work: _Work, code: bytes) -> int:
     """A new program that says yes to the grants and else what the old one says."""
     reason = device_filter.immovable(code)
     new = b"" if reason else device_filter.allowing(code, work.grants)
@@ -192,7 +212,8 @@ def _replacement(work: _Work, code: bytes) -> int:
             "deliver by NRI or the runtime wrapper instead, before the container has a filter",
         )
     try:
-        return work.keep(bpf.load(new))
+        loaded = work.keep(bpf.load(new))
+        work.judged.add(bpf.identifier(loaded))
     except bpf.Refused as error:
         raise DeliveryError(
             "HOK257",
@@ -203,9 +224,10 @@ def _replacement(work: _Work, code: bytes) -> int:
         if error.errno in NOT_PERMITTED:
             raise not_permitted(f"load a device filter for cgroup {quoted(work.path)}", error) from None
         raise _failed("load a device filter", work.path, error) from None
+    return loaded
 
 
-def _exchange(work: _Work, exchange: _Exchange, undo: list[Callable[[], None]]) -> None:
+def _exchange(work: _Work, exchange: _Exchange) -> None:
     folder, flags, old, new = exchange.folder, exchange.flags, exchange.old, exchange.new
     try:
         _swap(folder, flags, old, new)
@@ -215,7 +237,7 @@ def _exchange(work: _Work, exchange: _Exchange, undo: list[Callable[[], None]]) 
         if error.errno in NOT_PERMITTED:
             raise not_permitted(f"replace a device filter of cgroup {quoted(work.path)}", error) from None
         raise _failed("replace a device filter", work.path, error) from None
-    undo.append(lambda: _swap(folder, flags, new, old))
+    work.undo.append(lambda: _swap(folder, flags, new, old))
 
 
 def _swap(folder: int, flags: int, old: int, new: int) -> None:
@@ -237,31 +259,57 @@ def _swap(folder: int, flags: int, old: int, new: int) -> None:
             raise
 
 
-def _pin_anew(work: _Work, path: str) -> None:
-    """Put the extended program where systemd takes the unit's device filter from."""
-    temporary = f"{path}_cdi_courier"  # a bpffs takes no dots
+def _stage(work: _Work, path: str) -> int | None:
+    """Pin the extended program beside that which systemd takes the unit's device filter from.
+
+    Returns a descriptor of that one, or None if it says yes already.
+    """
+    temporary = _beside(path)
     try:
         old = work.keep(bpf.pinned(path))
-        identifier = bpf.identifier(old)
-        code = bpf.instructions(old)
-        if _says_yes(code, work.grants):
-            return
-        if identifier not in work.made:
-            work.made[identifier] = _replacement(work, code)
-        if os.path.lexists(temporary):
-            os.unlink(temporary)
-        bpf.pin(work.made[identifier], temporary)
+        new = _replacement(work, bpf.identifier(old), bpf.instructions(old))
+        if new is None:
+            return None
+        _unlink(temporary)  # of a process that was killed
+        bpf.pin(new, temporary)
+    except OSError as error:
+        raise _not_pinned(path, error) from None
+    work.undo.append(lambda: _unlink(temporary))
+    return old
+
+
+def _put_in_place(work: _Work, path: str, old: int) -> None:
+    """Have systemd find the extended program, with which all is done that may well fail."""
+    temporary = _beside(path)
+    try:
         os.rename(temporary, path)
     except OSError as error:
-        raise DeliveryError(
-            "HOK263",
-            f"the device filter that systemd reads from {quoted(path)} cannot be extended: {error.strerror}",
-            "the container would lose its devices with the next `systemctl daemon-reload`; is that a bpffs?",
-        ) from None
+        raise _not_pinned(path, error) from None
+
+    def put_back() -> None:
+        bpf.pin(old, temporary)
+        os.rename(temporary, path)
+
+    work.undo.append(put_back)
 
 
-def _says_yes(code: bytes, grants: tuple[Grant, ...]) -> bool:
-    return all(device_filter.permits(code, grant) for grant in grants)
+def _beside(path: str) -> str:
+    return f"{path}_cdi_courier"  # a bpffs takes no dots
+
+
+def _unlink(path: str) -> None:
+    try:  # noqa: SIM105 - contextlib is not light
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+def _not_pinned(path: str, error: OSError) -> DeliveryError:
+    return DeliveryError(
+        "HOK263",
+        f"the device filter that systemd reads from {quoted(path)} cannot be extended: {error.strerror}",
+        "the container would lose its devices with the next `systemctl daemon-reload`; is that a bpffs?",
+    )
 
 
 def _open_folder(folder: str) -> int:

@@ -11,6 +11,7 @@ It must not know annotations, policy or settings. Source: contracts hooks-and-ru
 from __future__ import annotations
 
 import os
+import time
 
 from cdi_courier import fastjson
 from cdi_courier.errors import DeliveryError, printable, quoted
@@ -62,7 +63,7 @@ def inject(
 
     spaces: those of the container's process. edits: CDI container edits as `cdi_courier.oci.apply_edits`
     takes them, of which only ``deviceNodes``, ``mounts`` and ``hooks`` of `proxy.STAGES` are looked at.
-    allow: has the device cgroup allow devices. deadline: a `time.monotonic` by which hooks must have ended.
+    allow: has the device cgroup allow devices. deadline: a `time.monotonic` by which all must be done.
     Raises `CdiError` ``CDI017``, `DeliveryError` ``HOK206`` to ``HOK220`` and what `allow` raises.
     """
     completed = [_completed(node, container) for node in edits.get("deviceNodes") or []]
@@ -82,7 +83,7 @@ def inject(
         if rules:
             allow(rules)
         if prepared or made:
-            helper = _Helper(container, spaces, prepared, list(made.values()))
+            helper = _Helper(container, spaces, prepared, list(made.values()), deadline)
     finally:
         for taken in prepared:
             os.close(taken.tree)
@@ -99,28 +100,45 @@ def inject(
 class _Helper:
     """The child in the container's mount namespace: made when it has done its work, until `end`.
 
-    Raises `DeliveryError` when made, of what the child could not do; then there is nothing left of it.
+    Raises `DeliveryError` when made, of what the child could not do; then there is nothing left of it, or
+    will be nothing once a file system answers that it is waiting for.
     """
 
     def __init__(
-        self, container: Container, spaces: Namespaces, prepared: Sequence[Prepared], made: Sequence[Json]
+        self,
+        container: Container,
+        spaces: Namespaces,
+        prepared: Sequence[Prepared],
+        made: Sequence[Json],
+        deadline: float,
     ) -> None:
+        pipes: list[int] = []
         try:
             # What the host has mounted, looked up here: inside, it could not be told.
-            host = {mount.device for mount in mountinfo.parse(_read_mountinfo()).values()}
-            answer, tell = syscalls.pipe()
-            listen, self._verdict = syscalls.pipe()
+            found = mountinfo.parse(syscalls.read_at(None, "/proc/self/mountinfo"))
+            host = {mount.device for mount in found.values()}
+            for _ in range(2):
+                pipes += syscalls.pipe()
             self._pid = syscalls.fork()
         except OSError as error:
+            for descriptor in pipes:
+                os.close(descriptor)
             raise _broken(str(error.strerror)) from None
+        answer, tell, listen, self._verdict = pipes
         if self._pid == 0:
             os.close(answer)
             os.close(self._verdict)
             _be(container, spaces, prepared, made, host, tell, listen)
         os.close(tell)
         os.close(listen)
-        said = _all_of(answer)
+        said = _all_of(answer, deadline)
         os.close(answer)
+        if said is None:
+            os.close(self._verdict)
+            raise _broken(
+                "it does not end in time",
+                "does a file system not answer, of a volume for example, where something is put?",
+            )
         if said != _KEEP:
             self.end(b"")
             raise _told(said)
@@ -163,16 +181,24 @@ def _be(
         said = fastjson.dumps([f"{type(error).__name__}: {error}"])
     status = 1
     try:
-        if said == _KEEP:
-            os.write(tell, said)
+        if said == _KEEP and _says(tell, said):
             os.close(tell)
             status = 0 if os.read(listen, 1) == _KEEP else 1
         if status and rootfs is not None:
             rootfs.roll_back()
         if said != _KEEP:
-            os.write(tell, said)
+            _says(tell, said)
     finally:
         os._exit(status)
+
+
+def _says(tell: int, said: bytes) -> bool:
+    """Tell the caller; whether that still listens."""
+    try:
+        os.write(tell, said)
+    except OSError:
+        return False
+    return True
 
 
 def _entered(container: Container, spaces: Namespaces, host: set[str]) -> Rootfs:
@@ -251,15 +277,15 @@ def _rules(completed: Sequence[Json]) -> list[Rule]:
     return rules
 
 
-def _read_mountinfo() -> bytes:
-    return syscalls.read_at(None, "/proc/self/mountinfo")
-
-
-def _all_of(descriptor: int) -> bytes:
+def _all_of(descriptor: int, deadline: float) -> bytes | None:
+    """What comes through a pipe until it is closed; None if that takes too long."""
     data = b""
-    while part := os.read(descriptor, 1 << 16):
+    while syscalls.is_readable(descriptor, deadline - time.monotonic()):
+        part = os.read(descriptor, 1 << 16)
+        if not part:
+            return data
         data += part
-    return data
+    return None
 
 
 def _told(said: bytes) -> DeliveryError:
@@ -271,9 +297,7 @@ def _told(said: bytes) -> DeliveryError:
     return DeliveryError(*words) if len(words) == 3 else _broken(printable(words[0]))
 
 
-def _broken(why: str) -> DeliveryError:
+def _broken(why: str, hint: str = "report it with this message") -> DeliveryError:
     return DeliveryError(
-        "HOK220",
-        f"the process that works in the container's mount namespace failed: {why}",
-        "report it with this message",
+        "HOK220", f"the process that works in the container's mount namespace failed: {why}", hint
     )

@@ -15,23 +15,38 @@ if TYPE_CHECKING:
 class Mount:
     """One mount.
 
-    device: ``MAJOR:MINOR`` of the file system, the same for all its mounts. point: where it is mounted, as
-    the reader of mountinfo sees it. options: of this mount. shared: whether what is mounted on it appears at
-    its peers. type: of the file system.
+    device: ``MAJOR:MINOR`` of the file system, the same for all its mounts. root: the folder of the file
+    system that is seen at `point`, where it is mounted, as the reader of mountinfo sees it. options: of this
+    mount. shared: whether what is mounted on it appears at its peers. type, super_options: the file system's.
     """
 
-    __slots__ = ("device", "options", "point", "shared", "type")
+    __slots__ = ("device", "options", "point", "root", "shared", "super_options", "type")
 
-    def __init__(self, device: str, point: str, options: Iterable[str], type_: str, *, shared: bool) -> None:
+    def __init__(
+        self,
+        device: str,
+        root: str,
+        point: str,
+        options: Iterable[str],
+        type_: str,
+        super_options: Iterable[str],
+        *,
+        shared: bool,
+    ) -> None:
         self.device = device
+        self.root = root
         self.point = point
         self.options = frozenset(options)
         self.shared = shared
         self.type = type_
+        self.super_options = frozenset(super_options)
 
 
 def parse(data: bytes) -> dict[int, Mount]:
-    """Mounts by number. Lines that are not as documented are left out: nothing is concluded from them."""
+    """Mounts by number, as they are listed: what covers another comes later.
+
+    Lines that are not as documented are left out: nothing is concluded from them.
+    """
     mounts = {}
     for line in data.split(b"\n"):
         words = line.split(b" ")
@@ -39,14 +54,17 @@ def parse(data: bytes) -> dict[int, Mount]:
             # An unknown number of optional fields ends with a dash.
             dash = words.index(b"-", 6)
             number = int(words[0])
-            device, point, options, kind = words[2], words[4], words[5], words[dash + 1]
+            device, root, point, options = words[2:6]
+            type_, _, super_options = words[dash + 1 : dash + 4]
         except (ValueError, IndexError):
             continue
         mounts[number] = Mount(
             device.decode("ascii", "replace"),
+            os.fsdecode(_plain(root)),
             os.fsdecode(_plain(point)),
             options.decode("ascii", "replace").split(","),
-            kind.decode("ascii", "replace"),
+            type_.decode("ascii", "replace"),
+            super_options.decode("ascii", "replace").split(","),
             shared=any(word.startswith(b"shared:") for word in words[6:dash]),
         )
     return mounts

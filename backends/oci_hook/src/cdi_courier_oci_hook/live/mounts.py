@@ -14,7 +14,7 @@ import stat
 
 from cdi_courier.errors import DeliveryError, quoted
 
-from . import syscalls
+from . import nodes, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,25 +24,29 @@ if TYPE_CHECKING:
     from .rootfs import Rootfs
 
     Json = dict[str, Any]
+    # Attributes that are changed, and those of them that are set: the others are taken away.
+    Change = tuple[int, int]
 
-# option → attribute, whether it is set, whether for all mounts below as well
+# The bits of an attribute, its value in them, the option that sets it and the one that takes it away.
+_PAIRS = (
+    (syscalls.MOUNT_ATTR_RDONLY, syscalls.MOUNT_ATTR_RDONLY, "ro", "rw"),
+    (syscalls.MOUNT_ATTR_NOSUID, syscalls.MOUNT_ATTR_NOSUID, "nosuid", "suid"),
+    (syscalls.MOUNT_ATTR_NODEV, syscalls.MOUNT_ATTR_NODEV, "nodev", "dev"),
+    (syscalls.MOUNT_ATTR_NOEXEC, syscalls.MOUNT_ATTR_NOEXEC, "noexec", "exec"),
+    (syscalls.MOUNT_ATTR_NODIRATIME, syscalls.MOUNT_ATTR_NODIRATIME, "nodiratime", "diratime"),
+    (syscalls.MOUNT_ATTR_NOSYMFOLLOW, syscalls.MOUNT_ATTR_NOSYMFOLLOW, "nosymfollow", "symfollow"),
+    (syscalls.MOUNT_ATTR_ATIME, syscalls.MOUNT_ATTR_NOATIME, "noatime", "atime"),
+    (syscalls.MOUNT_ATTR_ATIME, syscalls.MOUNT_ATTR_STRICTATIME, "strictatime", "nostrictatime"),
+)
+# option → bits, value, whether it sets it, whether for all mounts below as well
 _ATTRIBUTES = {
-    plain: (attribute, positive, False)
-    for attribute, yes, no in (
-        (syscalls.MOUNT_ATTR_RDONLY, "ro", "rw"),
-        (syscalls.MOUNT_ATTR_NOSUID, "nosuid", "suid"),
-        (syscalls.MOUNT_ATTR_NODEV, "nodev", "dev"),
-        (syscalls.MOUNT_ATTR_NOEXEC, "noexec", "exec"),
-        (syscalls.MOUNT_ATTR_NODIRATIME, "nodiratime", "diratime"),
-        (syscalls.MOUNT_ATTR_NOSYMFOLLOW, "nosymfollow", "symfollow"),
-        (syscalls.MOUNT_ATTR_NOATIME, "noatime", "atime"),
-        (syscalls.MOUNT_ATTR_STRICTATIME, "strictatime", "nostrictatime"),
-    )
-    for plain, positive in ((yes, True), (no, False))
+    option: (bits, value, sets, False)
+    for bits, value, yes, no in _PAIRS
+    for option, sets in ((yes, True), (no, False))
 }
-_ATTRIBUTES |= {
-    f"r{name}": (attribute, positive, True) for name, (attribute, positive, _) in _ATTRIBUTES.items()
-}
+# The kernel's default, so there is nothing that would be without it.
+_ATTRIBUTES["relatime"] = (syscalls.MOUNT_ATTR_ATIME, syscalls.MOUNT_ATTR_RELATIME, True, False)
+_ATTRIBUTES |= {f"r{option}": (*found[:3], True) for option, found in _ATTRIBUTES.items()}
 _PROPAGATION = {
     "private": syscalls.MS_PRIVATE,
     "slave": syscalls.MS_SLAVE,
@@ -50,33 +54,44 @@ _PROPAGATION = {
     "unbindable": syscalls.MS_UNBINDABLE,
 }
 _PROPAGATION |= {f"r{name}": flag | syscalls.MS_REC for name, flag in _PROPAGATION.items()}
-_IGNORED = frozenset(("bind", "rbind", "defaults", "relatime", "norelatime", "idmap", "ridmap"))
+_IGNORED = frozenset(("bind", "rbind", "defaults", "norelatime", "rnorelatime", "idmap", "ridmap"))
 _OLD_PROPAGATION = syscalls.MS_PRIVATE | syscalls.MS_REC
-_ATIME = syscalls.MOUNT_ATTR_NOATIME | syscalls.MOUNT_ATTR_STRICTATIME
 
-# attribute → flag of mount(2) and name in mountinfo, where there is one
-_OLD_FLAGS = (
+# attribute, flag of mount(2), name in mountinfo
+_FLAGS = (
     (syscalls.MOUNT_ATTR_RDONLY, syscalls.MS_RDONLY, "ro"),
     (syscalls.MOUNT_ATTR_NOSUID, syscalls.MS_NOSUID, "nosuid"),
     (syscalls.MOUNT_ATTR_NODEV, syscalls.MS_NODEV, "nodev"),
     (syscalls.MOUNT_ATTR_NOEXEC, syscalls.MS_NOEXEC, "noexec"),
-    (syscalls.MOUNT_ATTR_NOATIME, syscalls.MS_NOATIME, "noatime"),
     (syscalls.MOUNT_ATTR_NODIRATIME, syscalls.MS_NODIRATIME, "nodiratime"),
-    (0, syscalls.MS_RELATIME, "relatime"),
+    (syscalls.MOUNT_ATTR_NOSYMFOLLOW, syscalls.MS_NOSYMFOLLOW, "nosymfollow"),
 )
+_ATIME_FLAGS = {
+    syscalls.MOUNT_ATTR_RELATIME: syscalls.MS_RELATIME,
+    syscalls.MOUNT_ATTR_NOATIME: syscalls.MS_NOATIME,
+    syscalls.MOUNT_ATTR_STRICTATIME: syscalls.MS_STRICTATIME,
+}
+_NOTHING = (0, 0)
 
 
 class Prepared:
-    """A mount on its way. tree: descriptor of the detached copy. late: what `attach` has to set itself."""
+    """A mount on its way.
 
-    __slots__ = ("directory", "identity", "late", "path", "set", "tree")
+    tree: descriptor of the detached copy. one, every: what was changed of it, and of all that is mounted
+    below it too. late: whether `attach` has to do that.
+    """
 
-    def __init__(self, path: str, tree: int, found: os.stat_result, set_: int, *, late: bool) -> None:
+    __slots__ = ("directory", "every", "identity", "late", "one", "path", "tree")
+
+    def __init__(
+        self, path: str, tree: int, found: os.stat_result, one: Change, every: Change, *, late: bool
+    ) -> None:
         self.path = path
         self.tree = tree
         self.identity = (found.st_dev, found.st_ino)
         self.directory = stat.S_ISDIR(found.st_mode)
-        self.set = set_
+        self.one = one
+        self.every = every
         self.late = late
 
 
@@ -96,7 +111,7 @@ def unsupported(mount: Json, *, user_namespace: bool) -> str:
 def prepare(mount: Json, *, owners: int | None = None) -> Prepared:
     """Take a copy of a CDI mount's source, with its options. owners: the user namespace that maps them.
 
-    Raises `DeliveryError`: ``HOK214`` the source cannot be used.
+    Raises `DeliveryError`: ``HOK214`` the source cannot be used, ``HOK215`` not with these options.
     """
     source, path = mount["hostPath"], mount["containerPath"]
     options = mount.get("options") or []
@@ -110,7 +125,7 @@ def prepare(mount: Json, *, owners: int | None = None) -> Prepared:
             "is what the CDI spec names still on this host? Make the spec anew",
             host_path=source,
         ) from None
-    one, every = _attributes(options)
+    one, every = _changes(options)
     # Nobody but the container may see what is mounted below it, unless the spec wants that.
     propagation = next((_PROPAGATION[o] for o in reversed(options) if o in _PROPAGATION), 0)
     return _finish(
@@ -122,20 +137,22 @@ def prepare_node(node: Json) -> Prepared:
     """Take a copy of a host's device node, for containers in which none can be made.
 
     node: as `cdi_courier.oci.complete_node` returns it. Raises `DeliveryError` ``HOK214`` if the host has no
-    such node, or one of other numbers.
+    such node, or another one.
     """
     source, path = node["hostPath"], node["path"]
     try:
         tree = syscalls.clone_tree(source, recursive=False, follow=False)
-        found = syscalls.look(tree)
     except OSError as error:
         raise _no_node(path, source, str(error.strerror)) from None
-    wanted = 0 if node["type"] == "p" else os.makedev(node["major"], node["minor"])
-    if stat.S_ISLNK(found.st_mode) or (found.st_rdev != wanted):
+    try:
+        why = "" if nodes.is_it(syscalls.look(tree), node) else "it is another one"
+    except OSError as error:
+        why = str(error.strerror)
+    if why:
         os.close(tree)
-        raise _no_node(path, source, "it has other numbers")
+        raise _no_node(path, source, why)
     attributes = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NOEXEC
-    return _finish(tree, source, path, one=attributes)
+    return _finish(tree, source, path, one=(attributes, attributes))
 
 
 def attach(rootfs: Rootfs, mount: Prepared) -> None:
@@ -167,8 +184,8 @@ def _finish(
     source: str,
     path: str,
     *,
-    one: int = 0,
-    every: int = 0,
+    one: Change = _NOTHING,
+    every: Change = _NOTHING,
     propagation: int = 0,
     owners: int | None = None,
     options: Sequence[str] = (),
@@ -184,7 +201,8 @@ def _finish(
                     tree, add=syscalls.MOUNT_ATTR_IDMAP, owners=owners, recursive="ridmap" in options
                 )
         except OSError as error:
-            if error.errno != errno.ENOSYS or every or owners is not None or propagation & ~_OLD_PROPAGATION:
+            new = every[0] or owners is not None or propagation & ~_OLD_PROPAGATION
+            if error.errno != errno.ENOSYS or new:
                 raise
             late = True
     except OSError as error:
@@ -192,11 +210,15 @@ def _finish(
         cause = str(error.strerror)
         if owners is not None and error.errno == errno.EINVAL:
             cause = f"its file system cannot map owners into the container's user namespace ({cause})"
-        raise _not_mounted(path, f"{quoted(source)}: {cause}") from None
-    return Prepared(path, tree, found, one, late=late)
+        if error.errno == errno.EPERM and _takes_away(one) | _takes_away(every):
+            # As runc from 1.2 on: what a spec asks for by name is not left out in silence.
+            cause = f"in a user namespace no option takes away what it has on the host, such as ro ({cause})"
+        hint = "correct the options of the CDI spec. See docs/live-injection.md"
+        raise _not_mounted(path, f"{quoted(source)}: {cause}", hint) from None
+    return Prepared(path, tree, found, one, every, late=late)
 
 
-def _set(tree: int, *, one: int, every: int, propagation: int) -> None:
+def _set(tree: int, *, one: Change, every: Change, propagation: int) -> None:
     # A copy of a shared mount is its peer: what the container mounts on it would be on the host. As in a
     # config, "shared" means shared within the container, and as a slave of the host.
     kind = propagation & ~syscalls.MS_REC
@@ -206,22 +228,45 @@ def _set(tree: int, *, one: int, every: int, propagation: int) -> None:
     )
     if kind in (syscalls.MS_SHARED, syscalls.MS_UNBINDABLE):
         syscalls.set_attributes(tree, propagation=kind, recursive=bool(propagation & syscalls.MS_REC))
-    for attributes, recursive in ((every, True), (one, False)):
-        if attributes:
-            clear = syscalls.MOUNT_ATTR_ATIME if attributes & _ATIME else 0
-            syscalls.set_attributes(tree, add=attributes, clear=clear, recursive=recursive)
+    # In the runtimes' order: of "rw" and "rro" the second holds everywhere.
+    for (bits, value), recursive in ((one, False), (every, True)):
+        if bits:
+            syscalls.set_attributes(tree, add=value, clear=bits, recursive=recursive)
 
 
-def _attributes(options: Sequence[str]) -> tuple[int, int]:
-    """What options set on the mount alone, and on those below it too; a later one overrules an earlier."""
-    found = {False: 0, True: 0}
+def _changes(options: Sequence[str]) -> tuple[Change, Change]:
+    """What options change of the mount alone, and of those below it too; the last of a pair wins.
+
+    A copy has the attributes that its source has on the host, and keeps those that no option is about.
+    """
+    found = {False: _NOTHING, True: _NOTHING}
     for option in options:
-        if option in _ATTRIBUTES:
-            attribute, positive, recursive = _ATTRIBUTES[option]
-            if attribute & _ATIME and positive:
-                found[recursive] &= ~_ATIME
-            found[recursive] = found[recursive] | attribute if positive else found[recursive] & ~attribute
+        if option not in _ATTRIBUTES:
+            continue
+        bits, value, sets, recursive = _ATTRIBUTES[option]
+        changed, wanted = found[recursive]
+        if sets:
+            wanted = wanted & ~bits | value
+        elif wanted & bits in (0, value):
+            wanted &= ~bits
+        else:
+            continue  # "atime" says nothing against strictatime
+        found[recursive] = changed | bits, wanted
     return found[False], found[True]
+
+
+def _takes_away(change: Change) -> int:
+    return change[0] & ~change[1]
+
+
+def _attributes_of(options: frozenset[str]) -> int:
+    """A mount's attributes, by its options in mountinfo; of a mount with strictatime that says nothing."""
+    found = sum(bit for bit, _, name in _FLAGS if name in options)
+    if "noatime" in options:
+        return found | syscalls.MOUNT_ATTR_NOATIME
+    return found | (
+        syscalls.MOUNT_ATTR_RELATIME if "relatime" in options else syscalls.MOUNT_ATTR_STRICTATIME
+    )
 
 
 def _must_be_fit(rootfs: Rootfs, mount: Prepared, target: int) -> None:
@@ -248,25 +293,22 @@ def _must_be_fit(rootfs: Rootfs, mount: Prepared, target: int) -> None:
 
 
 def _is_there(rootfs: Rootfs, mount: Prepared, target: int) -> bool:
-    """Whether the same is mounted there with no less than the wanted attributes."""
+    """Whether the same is mounted there with the wanted attributes. Of what is below it nothing is known."""
     found = syscalls.look(target)
     if (found.st_dev, found.st_ino) != mount.identity or not rootfs.is_mount_point(target):
         return False
-    options = rootfs.mount_of(target).options
-    return all(name in options for bit, _, name in _OLD_FLAGS if bit & mount.set)
+    bits, value = mount.one
+    return not mount.every[0] and _attributes_of(rootfs.mount_of(target).options) & bits == value
 
 
 def _set_late(rootfs: Rootfs, mount: Prepared) -> None:
     """What `_set` does, by mount(2): first the container's alone, then the attributes."""
-    there = rootfs.mount_of(mount.tree).options
-    flags = 0
-    for bit, flag, name in _OLD_FLAGS:
-        if bit & mount.set or name in there:
-            flags |= flag
-    if mount.set & syscalls.MOUNT_ATTR_NOSYMFOLLOW:
+    bits, value = mount.one
+    if value & syscalls.MOUNT_ATTR_NOSYMFOLLOW:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    if mount.set & syscalls.MOUNT_ATTR_STRICTATIME:
-        flags = flags & ~(syscalls.MS_NOATIME | syscalls.MS_RELATIME) | syscalls.MS_STRICTATIME
+    wanted = _attributes_of(rootfs.mount_of(mount.tree).options) & ~bits | value
+    flags = _ATIME_FLAGS[wanted & syscalls.MOUNT_ATTR_ATIME]
+    flags |= sum(flag for bit, flag, _ in _FLAGS if bit & wanted)
 
     def change(path: str) -> None:
         syscalls.remount(path, syscalls.MS_PRIVATE | syscalls.MS_REC)
@@ -285,9 +327,7 @@ def _no_node(path: str, source: str, why: str) -> DeliveryError:
     )
 
 
-def _not_mounted(path: str, why: str) -> DeliveryError:
-    return DeliveryError(
-        "HOK215",
-        f"{quoted(path)} cannot be mounted in the container: {why}",
-        "what does the image have there? See docs/live-injection.md",
-    )
+def _not_mounted(
+    path: str, why: str, hint: str = "what does the image have there? See docs/live-injection.md"
+) -> DeliveryError:
+    return DeliveryError("HOK215", f"{quoted(path)} cannot be mounted in the container: {why}", hint)

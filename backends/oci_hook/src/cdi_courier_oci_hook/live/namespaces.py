@@ -58,20 +58,32 @@ class Namespaces:
 def of(pid: int) -> Namespaces:
     """The namespaces of a process, as the host numbers it.
 
-    Raises `DeliveryError`: ``HOK207`` it has no mount namespace of its own, ``HOK208`` they cannot be looked
-    at.
+    The descriptors are the caller's to close, or left to the end of the process. Raises `DeliveryError`:
+    ``HOK207`` it has no mount namespace of its own, ``HOK208`` they cannot be looked at.
     """
+    opened: list[int] = []
+    try:
+        return _of(pid, opened)
+    except BaseException:
+        for descriptor in opened:
+            os.close(descriptor)
+        raise
+
+
+def _of(pid: int, opened: list[int]) -> Namespaces:
     own = {}
     try:
         proc = syscalls.open_at(None, f"/proc/{pid}", syscalls.O_PATH | os.O_DIRECTORY)
+        opened.append(proc)
         for kind in _ORDER:
             try:
                 theirs = syscalls.open_at(proc, f"ns/{kind}", os.O_RDONLY)
             except FileNotFoundError:
                 continue  # a kernel without this kind
+            opened.append(theirs)
             found, ours = syscalls.look(theirs), syscalls.look_at(f"/proc/self/ns/{kind}")
             if (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino):
-                os.close(theirs)
+                os.close(opened.pop())
             else:
                 own[kind] = theirs
     except OSError as error:

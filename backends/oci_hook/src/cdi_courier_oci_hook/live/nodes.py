@@ -49,24 +49,34 @@ def put(rootfs: Rootfs, node: Json) -> None:
         os.close(folder)
 
 
+def is_it(found: os.stat_result, node: Json) -> bool:
+    """Whether what was found is a node of the type and the numbers."""
+    type_, device = _numbers(node)
+    return stat.S_IFMT(found.st_mode) == type_ and (type_ == stat.S_IFIFO or found.st_rdev == device)
+
+
+def _numbers(node: Json) -> tuple[int, int]:
+    """The type, as in ``st_mode``, and the device, as in ``st_rdev``, which is 0 for a FIFO."""
+    type_ = _TYPES[node["type"]]
+    return type_, 0 if type_ == stat.S_IFIFO else os.makedev(node["major"], node["minor"])
+
+
 def _put(rootfs: Rootfs, node: Json, folder: int, name: str) -> None:
     path = node["path"]
-    type_ = _TYPES[node["type"]]
-    device = 0 if type_ == stat.S_IFIFO else os.makedev(node["major"], node["minor"])
     try:
         there = syscalls.open_at(folder, name, syscalls.O_PATH | os.O_NOFOLLOW)
     except FileNotFoundError:
         if rootfs.is_shared(folder):
             raise _in_the_way(path, "its folder is shared with the host") from None
-        _make(rootfs, node, folder, name, type_, device)
+        _make(rootfs, node, folder, name)
         return
     try:
         found = syscalls.look(there)
         if stat.S_ISLNK(found.st_mode):
-            if not _leads_to(rootfs, path, type_, device):
+            if not _leads_to(rootfs, node):
                 raise _in_the_way(path, "there is a symbolic link to something else")
             return
-        if _same(found, type_, device):
+        if is_it(found, node):
             if not rootfs.is_shared(there):
                 _dress(rootfs, there, node)
             return
@@ -77,22 +87,22 @@ def _put(rootfs: Rootfs, node: Json, folder: int, name: str) -> None:
     finally:
         os.close(there)
     # On a file system of the container alone, which ends with it. As a whole: there is never no node.
-    _make(rootfs, node, folder, _NEW_NAME, type_, device)
+    _make(rootfs, node, folder, _NEW_NAME)
     syscalls.rename(folder, _NEW_NAME, name)
 
 
-def _make(rootfs: Rootfs, node: Json, folder: int, name: str, type_: int, device: int) -> None:
+def _make(rootfs: Rootfs, node: Json, folder: int, name: str) -> None:
     kept = os.dup(folder)
     try:
         # Without a mode until it has its owner.
-        syscalls.make_node(folder, name, type_, device)
+        syscalls.make_node(folder, name, *_numbers(node))
     except BaseException:
         os.close(kept)
         raise
     rootfs.on_failure(lambda: syscalls.remove(kept, name))
     made = syscalls.open_at(folder, name, syscalls.O_PATH | os.O_NOFOLLOW)
     try:
-        if not _same(syscalls.look(made), type_, device):
+        if not is_it(syscalls.look(made), node):
             raise _in_the_way(node["path"], "it was exchanged while it was made")
         _dress(rootfs, made, node)
     finally:
@@ -119,18 +129,15 @@ def _dress(rootfs: Rootfs, descriptor: int, node: Json) -> None:
     rootfs.change_mode(descriptor, mode)
 
 
-def _leads_to(rootfs: Rootfs, path: str, type_: int, device: int) -> bool:
-    target = rootfs.find(path)
+def _leads_to(rootfs: Rootfs, node: Json) -> bool:
+    """Whether the link in the node's place leads to such a node."""
+    target = rootfs.find(node["path"])
     if target is None:
         return False
     try:
-        return _same(syscalls.look(target), type_, device)
+        return is_it(syscalls.look(target), node)
     finally:
         os.close(target)
-
-
-def _same(found: os.stat_result, type_: int, device: int) -> bool:
-    return stat.S_IFMT(found.st_mode) == type_ and (type_ == stat.S_IFIFO or found.st_rdev == device)
 
 
 def _in_the_way(path: str, what: str) -> DeliveryError:

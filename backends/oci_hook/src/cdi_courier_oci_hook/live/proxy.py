@@ -15,6 +15,8 @@ import time
 from cdi_courier import fastjson
 from cdi_courier.errors import DeliveryError, quoted
 
+from cdi_courier_oci_hook import program
+
 from . import syscalls
 
 TYPE_CHECKING = False
@@ -35,7 +37,7 @@ _SIGKILL = 9
 _TOLD = 2000  # bytes of a hook's last words that go into the error
 _CANNOT_RUN = 127
 _TOO_LATE = 124
-_GRACE = 5.0  # seconds for who watches a hook to kill and bury it
+_GRACE = 0.5  # seconds for who watches a hook to kill and bury it; the caller has not many more
 
 
 def run(hooks: Sequence[Json], state: Json, spaces: Namespaces, root: str, deadline: float) -> None:
@@ -67,7 +69,11 @@ def _run(hook: Json, state: Json, spaces: Namespaces | None, root: str, deadline
         if child == 0:
             os.close(opened[3])
             _be(hook, spaces, root, stdin, output, gone, deadline)
-        status = _wait(child, deadline + (_GRACE if spaces is not None else 0))
+        if spaces is not None and "pid" in spaces.own:
+            # It watches the hook, by the same deadline, and must not be killed: see `_watch`.
+            status = syscalls.wait(child, deadline + _GRACE - time.monotonic())
+        else:
+            status = _wait(child, deadline)
         words = _words(output)
     except OSError as error:
         raise _failed(hook, f"cannot be run: {error.strerror}") from None
@@ -108,7 +114,7 @@ def _kill(child: int) -> None:
 def _be(
     hook: Json, spaces: Namespaces | None, root: str, stdin: int, output: int, gone: int, deadline: float
 ) -> NoReturn:
-    """Become the hook. gone: a pipe's end that tells when the caller has been killed."""
+    """Become the hook, or who watches it. gone: a pipe's end that tells when the caller has been killed."""
     status = _CANNOT_RUN
     try:
         for descriptor, number in ((stdin, 0), (output, 1), (output, 2)):
@@ -153,7 +159,7 @@ def _become(hook: Json) -> NoReturn:
         env = hook.get("env") or []
         environment = dict(item.split("=", 1) for item in env if "=" in item) if env else _ENVIRONMENT
         argv = hook.get("args") or [hook["path"]]
-        os.execve(hook["path"], argv, environment)  # noqa: S606 - the spec's own
+        program.become(hook["path"], argv, environment)
     except BaseException as error:  # noqa: BLE001 - as in `_be`
         os.write(2, f"{type(error).__name__}: {error}".encode(errors="backslashreplace"))
     finally:

@@ -6,8 +6,6 @@ import errno
 
 from cdi_courier.errors import DeliveryError, quoted
 
-TYPE_CHECKING = False
-
 BEST_EFFORT = 'or set [oci_hook] device_cgroup = "best-effort" to start containers all the same'
 """The end of a hint, for what somebody else has decided."""
 

@@ -42,6 +42,7 @@ MS_NOSUID = 2
 MS_NODEV = 4
 MS_NOEXEC = 8
 MS_REMOUNT = 32
+MS_NOSYMFOLLOW = 256
 MS_NOATIME = 1024
 MS_NODIRATIME = 2048
 MS_BIND = 4096
@@ -269,6 +270,13 @@ def fork() -> int:
     """``fork(2)``."""
     _before("fork")
     return os.fork()
+
+
+def is_readable(descriptor: int, seconds: float) -> bool:
+    """``poll(2)``: whether there is something to read, or the end, before that time is over."""
+    asked = (_PollFd * 1)(_PollFd(descriptor, _POLLIN, 0))
+    _load().poll(asked, ctypes.c_ulong(1), max(0, int(seconds * 1000)))
+    return bool(asked[0].revents)
 
 
 def wait(pid: int, seconds: float, until: int = -1) -> int | None:

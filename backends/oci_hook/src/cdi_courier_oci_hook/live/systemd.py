@@ -8,6 +8,7 @@ It must not know of cgroup directories and programs (`cgroup`). Source: contract
 from __future__ import annotations
 
 import os
+import time
 
 from cdi_courier.errors import DeliveryError, quoted
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from .device_filter import Grant
 
 SECONDS = 5.0
-"""How long systemd may take for all answers; it answers nobody while it reloads."""
+"""How long systemd may take for all answers, whoever is asked; it answers nobody while it reloads."""
 
 _MANAGER, _OBJECT, _INTERFACE = "org.freedesktop.systemd1", "/org/freedesktop/systemd1", ".Manager"
 _RUNNING = "/run/systemd/system"
@@ -29,13 +30,16 @@ _FOLDERS = {device_filter.CHAR: "char", device_filter.BLOCK: "block"}
 _ANY_NUMBER = 240  # since this version a device need not have a name in /dev/char
 
 
-def declare(control_group: str, grants: tuple[Grant, ...], root: str = "/") -> tuple[str, ...]:
+def declare(
+    control_group: str, grants: tuple[Grant, ...], root: str = "/", deadline: float = float("inf")
+) -> tuple[str, ...]:
     """Add to the DeviceAllow= of the scope whose cgroup this is, and return when systemd has acted on it.
 
     control_group: its path below the root of the hierarchy, ending in ``….scope``. Nothing is done where
     systemd does not run, has no such unit, or filters no devices for it. What is granted already is not
-    added again. root: where the host's files are. Returns the paths in a bpffs of programs that the unit's
-    BPFProgram= names as its device filters: systemd attaches those anew.
+    added again. root: where the host's files are. deadline: a `time.monotonic` by which this returns, if that
+    is sooner than in `SECONDS`. Returns the paths in a bpffs of programs that the unit's BPFProgram= names as
+    its device filters: systemd attaches those anew.
 
     Raises `DeliveryError` ``HOK260`` if systemd runs and does not answer, ``HOK261`` if it refuses, and
     ``HOK262`` if it is too old for a device without a name.
@@ -44,11 +48,13 @@ def declare(control_group: str, grants: tuple[Grant, ...], root: str = "/") -> t
         return ()
     name = control_group.rpartition("/")[2]
     try:
-        connection = _connect(root)
+        connection = _connect(root, min(deadline, time.monotonic() + SECONDS))
         try:
             return _declare(connection, name, control_group, grants, root)
         finally:
             connection.close()
+    except TimeoutError:
+        raise _unreachable(name, "no answer in time") from None
     except OSError as error:
         raise _unreachable(name, error.strerror or str(error)) from None
     except dbus.MalformedError as error:
@@ -143,14 +149,19 @@ def _get(connection: dbus.Connection, path: str, interface: str, name: str) -> A
     return values[0]
 
 
-def _connect(root: str) -> dbus.Connection:
-    """The manager's own socket, which needs no bus daemon; else the bus."""
+def _connect(root: str, deadline: float) -> dbus.Connection:
+    """The manager's own socket, which needs no bus daemon; else the bus.
+
+    A socket that only says nothing is not followed by the other: the same systemd is behind both.
+    """
     failure: OSError = FileNotFoundError(2, "there is no socket of it")
     for path, bus in _SOCKETS:
         try:
-            return dbus.Connection(os.path.join(root, path[1:]), bus=bus, seconds=SECONDS)
+            return dbus.Connection(os.path.join(root, path[1:]), bus=bus, deadline=deadline)
         except FileNotFoundError:
-            pass
+            continue
+        except TimeoutError:
+            raise
         except OSError as error:
             failure = error
     raise failure
