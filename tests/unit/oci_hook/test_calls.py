@@ -84,6 +84,8 @@ def runc(argv: Sequence[str]) -> str | None:
     except LookupError:
         return None
     bundles = [value for name, value in found.items() if name in ("bundle", "b")]
+    if len(bundles) > 1:  # "Cannot use two forms of the same flag"
+        return None
     return (bundles[-1] or ".") if len(rest) == 1 and bundles else "." if len(rest) == 1 else None
 
 
@@ -140,6 +142,8 @@ def gated() -> Iterator[Gated]:
 @example(["create", "--bundle", "plain", "create"])
 @example(["create", "x", "--bundle", "asks"])
 @example(["--", "create", "x"])
+@example(["create", "--pid", "--bundle=asks", "x"])
+@example(["create", "-b=asks", "-bundle=asks", "", "-b=plain"])
 def test_no_command_line_creates_an_asking_container_behind_our_back(gated: Gated, argv: list[str]) -> None:
     """Where runc or crun would create from a bundle that asks, Python is started and sees that bundle.
 

@@ -113,6 +113,7 @@ _EXEC = _Options(
         "?": "help",
     },
 )
+_NEVER_SHORTENED = frozenset(("pidfd-socket",))  # runc's alone, and runc takes no abbreviations
 _OPTIONS = {"create": _CREATE, "run": _CREATE, "exec": _EXEC}
 
 
@@ -231,7 +232,7 @@ def _completed(name: str, options: _Options) -> str:
     names = options.values | options.flags
     if name in names:
         return name
-    found = [other for other in names if other.startswith(name)]
+    found = [other for other in names - _NEVER_SHORTENED if other.startswith(name)]
     return found[0] if len(found) == 1 else name
 
 
