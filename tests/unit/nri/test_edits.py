@@ -33,7 +33,7 @@ def adjusted(
     config = {} if config is None else config
     shown = nri_apply.request(config, tells_user=tells_user)
     details = messages.decode(messages.CreateContainerDetails, shown).container
-    data, report = adjustment.by_edits(["v.com/c=d"], PreparedEdits(edits, nri), details)
+    data, report = adjustment.by_edits(["v.com/c=d"], PreparedEdits(edits, nri), details, shown)
     return nri_apply.apply(config, data), report
 
 
@@ -474,12 +474,17 @@ def test_in_a_user_namespace_a_node_that_the_host_has_not_is_lost(path: str) -> 
 def test_what_a_container_gets_does_not_depend_on_those_before_it(
     edits: ContainerEdits, configs: list[dict[str, Any]]
 ) -> None:
-    """What was encoded for one container is used for another only where it says the same."""
+    """What was encoded for one container is used for another, and a request's bytes are believed, only where
+    reading its fields says the same.
+    """
     kept = PreparedEdits(edits, NEWEST)
     shown = [nri_apply.request(config) for config in configs]
     details = [messages.decode(messages.CreateContainerDetails, data).container for data in shown]
 
-    answers = [adjustment.by_edits(["v.com/c=d"], kept, container) for container in details]
+    answers = [
+        adjustment.by_edits(["v.com/c=d"], kept, container, data)
+        for container, data in zip(details, shown, strict=True)
+    ]
 
     assert answers == [
         adjustment.by_edits(["v.com/c=d"], PreparedEdits(edits, NEWEST), container) for container in details

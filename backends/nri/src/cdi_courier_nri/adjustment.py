@@ -38,12 +38,15 @@ def by_names(names: Iterable[str], present: Collection[str] = ()) -> bytes:
     return data
 
 
-def by_edits(names: Iterable[str], edits: PreparedEdits, container: Any) -> tuple[bytes, Adjusted]:
+def by_edits(
+    names: Iterable[str], edits: PreparedEdits, container: Any, data: bytes | None = None
+) -> tuple[bytes, Adjusted]:
     """A CreateContainerResponse that holds the edits of `names` themselves, and what is not in it.
 
-    container: `messages.ContainerDetails`. Raises `CdiError` as `PreparedEdits.encode`.
+    container: `messages.ContainerDetails`. data: the bytes that was read from. Raises `CdiError` as
+    `PreparedEdits.encode`.
     """
-    encoded, adjusted = edits.encode(container)
+    encoded, adjusted = edits.encode(container, data)
     marked = _marked_usual if encoded is edits.usual else _marked
     return marked(tuple(names), encoded), adjusted
 

@@ -574,7 +574,8 @@ class Handler:
         Raises `DeliveryError` ``DLV001`` where edits are lost and that is not tolerated.
         """
         prepared = self._prepare(injection.edits, terms.mode.nri)
-        data, (lost, unowned) = adjustment.by_edits(injection.names, prepared, event.details())
+        found = event.details()
+        data, (lost, unowned) = adjustment.by_edits(injection.names, prepared, found, event.data)
         if lost:
             error = _undeliverable(injection, lost)
             if not terms.tolerant:

@@ -201,9 +201,10 @@ class CreateContainer:
     token: which request this is.
     pod: `messages.AskingPod`; container: `messages.Container`, the few fields that every answer needs.
     timeout_nano: nanoseconds the runtime still waits, counted from when it sent the request; 0: unlimited.
+    data: bytes that hold the request; protobuf writes each string in it as it is.
     """
 
-    __slots__ = ("_data", "_enveloped", "container", "pod", "timeout_nano", "token")
+    __slots__ = ("_enveloped", "container", "data", "pod", "timeout_nano", "token")
 
     def __init__(
         self, token: int, request: Any, data: bytes, timeout_nano: int, *, enveloped: bool = False
@@ -213,7 +214,7 @@ class CreateContainer:
         self.pod = request.pod
         self.container = request.container
         self.timeout_nano = timeout_nano
-        self._data = data
+        self.data = data
         self._enveloped = enveloped
 
     def details(self) -> Any:
@@ -222,7 +223,7 @@ class CreateContainer:
         Only when asked for, because it costs three times what all else in the request does. Raises
         ProtocolError if it is unreadable.
         """
-        data = self._data
+        data = self.data
         if self._enveloped:
             try:
                 return messages.EnvelopedDetails.FromString(data).payload.container
