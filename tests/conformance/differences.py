@@ -8,6 +8,6 @@ MAX_DIFFERENCES = 5
 DIFFERENCES = {
     ("decode", "dup-key-case"): (
         "two spellings of one field in one mapping are refused: the reference merges them in bytewise key "
-        "order, which nobody means (contracts cdi.md section 3.5)"
+        "order, which nobody means (docs/facts.md#cdi-field-names)"
     ),
 }

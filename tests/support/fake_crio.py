@@ -189,7 +189,7 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
 def crio(
     path: Path, data: Path, version: str = "1.36.3", variant: str = "nri-on", *, http: bool = True
 ) -> FakeRuntime:
-    """A CRI-O of this version (contracts hooks-and-runtimes.md §b.2, §e.2).
+    """A CRI-O of this version (docs/facts.md#cri-o-versions).
 
     data: the folder of captured answers, which are 1.36.3's; for an older version, what it does not have is
     taken out. variant: ``nri-on``, ``nri-off`` or ``extra-handler``. http: False answers every GET with 404.

@@ -1,4 +1,4 @@
-"""A session without a socket: the wire vectors of the contract, every cut, and whatever bytes come."""
+"""A session without a socket: wire vectors of a real runtime, every cut, and whatever bytes come."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def hexed(text: str) -> bytes:
     return bytes.fromhex(text.replace("|", " "))
 
 
-# Captured from an NRI 0.12.2 runtime (contract §18).
+# Captured from an NRI 0.12.2 runtime (docs/facts.md#nri-messages).
 REGISTER = hexed(
     "00000002 0000004c | 00000042 00000001 01 00 |"
     "0a1c6e72692e706b672e6170692e7631616c706861312e52756e74696d65"
@@ -275,7 +275,7 @@ def test_all_answers_of_a_conversation() -> None:
     ],
 )
 def test_calls_never_subscribed_to_succeed(method: str) -> None:
-    """Every method of the contract's table has an empty success, whatever it carries."""
+    """Every method that a runtime may call has an empty success, whatever it carries."""
     session = started()
     assert session.receive(request(1, method, b"\xff\xff")) == []
 
@@ -695,11 +695,13 @@ def field(number: int, value: bytes) -> bytes:
     st.binary(max_size=60)
     | st.sampled_from([M["Create"](pod=pod()).SerializeToString(), b""])
     # What only the second reading looks at: the container's fields in depth, mostly not in order.
-    | st.builds(lambda number, value: field(2, field(number, value)), st.integers(1, 15), st.binary(max_size=9))
+    | st.builds(
+        lambda number, value: field(2, field(number, value)), st.integers(1, 15), st.binary(max_size=9)
+    )
 )
 @example(field(2, field(8, b"\xff")))
 def test_a_request_that_comes_whole_is_read_as_one_in_pieces(payload: bytes) -> None:
-    """The short way of a lone CreateContainer leads to the same event, details and errors in the same words."""
+    """The short way of a lone CreateContainer leads to the same event, details and errors, word by word."""
     data = request(5, "CreateContainer", payload)
 
     assert asked(active(), [data]) == asked(active(), [data[:7], data[7:]])

@@ -1,4 +1,4 @@
-"""The spec directories on disk, rescanned when they have changed. Source: contracts cdi.md section 1.
+"""The spec directories on disk, rescanned when they have changed. Source: docs/facts.md#cdi-directories.
 
 No inotify: before an answer the identity of directories and files (`_Identity`) is compared with what was
 read, a few `stat` calls. It knows files, owners and order; what a file says is `decode`'s and `validate`'s,
@@ -338,7 +338,7 @@ def load_file(path: str, max_file_size: int = 2097152) -> Spec:
 
 
 def _conclude(scan: _Scan, dirs: tuple[str, ...]) -> Snapshot:
-    """Decide which definition of each device is in force: contracts cdi.md section 1.2."""
+    """Decide which definition of each device is in force: docs/facts.md#cdi-conflicts."""
     devices: dict[str, tuple[int, DeviceEntry]] = {}
     conflicts: dict[str, list[str]] = {}
     for file in scan.specs:
