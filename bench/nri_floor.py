@@ -16,9 +16,9 @@ from typing import Any
 from cdi_courier.descriptors import message_classes
 
 KEYS = ("nvidia.cdi.k8s.io/container.", "nvidia.cdi.k8s.io/pod", "nvidia.cdi.k8s.io")
-PLUGIN, RUNTIME = 1, 2  # logical connections, contracts nri-protocol.md §2.2
-REQUEST, RESPONSE = 1, 2  # kinds of ttrpc messages, §3.1
-CREATE_CONTAINER = 1 << 3  # §6
+PLUGIN, RUNTIME = 1, 2  # logical connections, docs/facts.md#nri-connections
+REQUEST, RESPONSE = 1, 2  # kinds of docs/facts.md#ttrpc-messages
+CREATE_CONTAINER = 1 << 3  # docs/facts.md#nri-events
 
 M = message_classes(
     "floor",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 MAX_DIFFERENCES = 5
 
-# File and id → why.
+# File and id → why one of us refuses what the other takes.
 DIFFERENCES = {
     ("decode", "dup-key-case"): (
         "two spellings of one field in one mapping are refused: the reference merges them in bytewise key "
-        "order, which nobody means (contracts cdi.md section 3.5)"
+        "order, which nobody means (docs/facts.md#cdi-field-names)"
     ),
 }

@@ -42,7 +42,7 @@ CLIENTS, GENERATIONS = 3, 4
 HASTY = 0.1  # of the 2 s of the runtime: the least that can be set
 
 # Containers that are created while a plugin is on its way in are seen by it or wait for it from here on
-# (contracts nri-protocol.md §5).
+# (docs/facts.md#nri-handshake).
 SYNC_BLOCKS = {1: (1, 7, 26), 2: (2, 0, 3)}
 
 WHOLE = frozenset({"/dev/courier0", "/dev/courier1", "env", "mount", "hook", "marker"})

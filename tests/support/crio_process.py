@@ -1,6 +1,6 @@
 """A CRI-O in Python that is a process: it reads its files when it starts, and only then do they count.
 
-Its habits are those measured on a real one (contracts runtimes-verified.md): SIGHUP changes what it says of
+Its habits are those measured on a real one (docs/facts.md#cri-o): SIGHUP changes what it says of
 its configuration and nothing else; a malformed file, a default handler without its program and a hook of an
 unknown stage keep it from starting; a handler that is gone leaves its pods without stop and removal; NRI's
 socket stays behind. It runs no containers, but calls the handlers' programs as CRI-O does, with what CRI-O

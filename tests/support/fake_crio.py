@@ -45,7 +45,7 @@ MESSAGES = message_classes(
 )
 SYSTEMD, CGROUPFS = 0, 1
 
-_CRI = "/runtime.v1.RuntimeService/"
+CRI = "/runtime.v1.RuntimeService/"
 _HTTP2 = b"PRI * HTTP/2"
 
 
@@ -189,7 +189,7 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
 def crio(
     path: Path, data: Path, version: str = "1.36.3", variant: str = "nri-on", *, http: bool = True
 ) -> FakeRuntime:
-    """A CRI-O of this version (contracts hooks-and-runtimes.md §b.2, §e.2).
+    """A CRI-O of this version (docs/facts.md#cri-o-versions).
 
     data: the folder of captured answers, which are 1.36.3's; for an older version, what it does not have is
     taken out. variant: ``nri-on``, ``nri-off`` or ``extra-handler``. http: False answers every GET with 404.
@@ -213,12 +213,12 @@ def crio(
     if minor < 26:
         config = config[: config.index("  [crio.nri]")]
     answers = {
-        f"{_CRI}Version": message("VersionResponse", told),
-        f"{_CRI}Status": message("StatusResponse", status),
+        f"{CRI}Version": message("VersionResponse", told),
+        f"{CRI}Status": message("StatusResponse", status),
     }
     if minor >= 28:
         driver = {"linux": {"cgroup_driver": CGROUPFS}}
-        answers[f"{_CRI}RuntimeConfig"] = message("RuntimeConfigResponse", driver)
+        answers[f"{CRI}RuntimeConfig"] = message("RuntimeConfigResponse", driver)
     bodies = {"/config": config.encode(), "/info": (data / "crio-1.36.3-http-info.json").read_bytes()}
     return FakeRuntime(path, answers, bodies if http else {})
 
@@ -234,8 +234,8 @@ def containerd(path: Path, data: Path, version: str, variant: str) -> FakeRuntim
         )
     }
     answers = {
-        f"{_CRI}Version": message("VersionResponse", captured["version"]),
-        f"{_CRI}Status": message("StatusResponse", captured["status-verbose"]),
+        f"{CRI}Version": message("VersionResponse", captured["version"]),
+        f"{CRI}Status": message("StatusResponse", captured["status-verbose"]),
         "/containerd.services.introspection.v1.Introspection/Plugins": message(
             "PluginsResponse", {"plugins": captured["introspection"]}
         ),
@@ -245,7 +245,7 @@ def containerd(path: Path, data: Path, version: str, variant: str) -> FakeRuntim
     }
     if version.startswith("2."):
         driver = {"linux": {"cgroup_driver": CGROUPFS}}
-        answers[f"{_CRI}RuntimeConfig"] = message("RuntimeConfigResponse", driver)
+        answers[f"{CRI}RuntimeConfig"] = message("RuntimeConfigResponse", driver)
     return FakeRuntime(path, answers)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from . import bundles
 from .containerd import crun_of, runc_of
 from .packages import Packages
 
@@ -24,21 +25,18 @@ APPLETS = ("sh", "sleep", "cat", "ls", "stat", "mount", "grep", "test", "id", "r
 NAMESPACES = ("pid", "ipc", "uts", "mount")
 TIMEOUT = 60.0
 
-SUITES = {"runc-1.1": ("runc", "bookworm"), "runc-1.3": ("runc", "sid")} | {
-    "crun-1.8": ("crun", "bookworm"),
-    "crun-1.28": ("crun", "sid"),
-}
+SUITES = bundles.RUNTIMES
 """Name of a runtime → package and Debian suite."""
 
-# crun of bookworm refuses a machine that has both versions of cgroups, and on the second alone it sets a
-# limit that takes a capability which not every machine gives.
+# crun refuses a machine that has both versions of cgroups. Bookworm's, on the second alone, sets a limit that
+# takes a capability which not every machine gives.
 _PRIVATE = "set -e; mount --make-rprivate /; "
-_LAYOUTS = {
-    "crun-1.8": _PRIVATE + "mount -t tmpfs cgroup /sys/fs/cgroup; "
+_V1 = _PRIVATE + (
+    "mount -t tmpfs cgroup /sys/fs/cgroup; "
     "for name in cpu cpuacct cpuset memory devices freezer blkio pids; do "
-    "mkdir /sys/fs/cgroup/$name; mount -t cgroup -o $name cgroup /sys/fs/cgroup/$name; done; ",
-    "crun-1.28": _PRIVATE + "mount -t cgroup2 cgroup /sys/fs/cgroup; ",
-}
+    "mkdir /sys/fs/cgroup/$name; mount -t cgroup -o $name cgroup /sys/fs/cgroup/$name; done; "
+)
+_V2 = _PRIVATE + "mount -t cgroup2 cgroup /sys/fs/cgroup; "
 
 
 @dataclass(frozen=True)
@@ -53,8 +51,9 @@ class Runtime:
 def runtime(packages: Packages, name: str) -> Runtime:
     """One of `SUITES`. Raises PackageError."""
     kind, suite = SUITES[name]
-    binary = runc_of(packages, suite) if kind == "runc" else crun_of(packages, suite)
-    return Runtime(name, binary, _LAYOUTS.get(name, ""))
+    if kind == "runc":
+        return Runtime(name, runc_of(packages, suite))
+    return Runtime(name, crun_of(packages, suite), _V1 if name == "crun-1.8" else _V2)
 
 
 def make_rootfs(folder: Path, packages: Packages) -> Path:

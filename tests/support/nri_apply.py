@@ -1,6 +1,7 @@
 """What a runtime makes of an adjustment: Go's generator over an OCI config, for tests that compare results.
 
-An independent judge: its own message table and its own rules, from contracts nri-protocol.md §7, §9 and §10.
+An independent judge: its own message table and its own rules, from docs/facts.md#nri-messages,
+#nri-ownership, #nri-adjustments-applied.
 """
 
 from __future__ import annotations

@@ -37,10 +37,12 @@ ANSWER_TIMEOUT = 10.0
 """Seconds until a plugin that says nothing has failed. Long, because a slow one shall be measured."""
 
 REQUEST_TIMEOUT = 2.0
-"""Seconds; the runtimes' default. All parts of a Synchronize have it together (contracts §5.1)."""
+"""Seconds; the runtimes' default. All parts of a Synchronize have it together
+(docs/facts.md#nri-synchronize)."""
 
 _STREAM = 12
-"""Where a message's stream id stands behind the header of its first frame (contracts §2.1, §3.1)."""
+"""Where a message's stream id stands behind the header of its first frame (docs/facts.md#nri-frames,
+#ttrpc-messages)."""
 
 _ENVELOPE_ROOM = 4096
 """Bytes of a message kept free for the envelope around its payload."""

@@ -2,7 +2,7 @@
 
 An independent judge: it shares no protocol code with the product, only the builder of message classes.
 It reads as Go's ttrpc does under Go's multiplexer, so a frame that would kill a real connection kills this
-one (contracts/nri-protocol.md §2.4). It has the habits of whichever NRI version it is told to be, and drops
+one (docs/facts.md#nri-frames). It has the habits of whichever NRI version it is told to be, and drops
 a plugin for the reasons for which that version does.
 """
 
@@ -33,7 +33,7 @@ GO_BUFFER = 4096
 GO_QUEUE = 256
 GO_MAX_DATA = 4_194_304
 OLD_FRAME_LIMIT = 1 << 24
-"""Largest frame that Go's multiplexer sends before NRI 0.7 (§2.3)."""
+"""Largest frame that Go's multiplexer sends before NRI 0.7 (docs/facts.md#nri-frames)."""
 
 PATIENCE = 10.0
 """Seconds after which a test that waits for an answer fails; no runtime's deadline."""
@@ -101,10 +101,11 @@ M = message_classes(
 
 @dataclass(frozen=True)
 class Habits:
-    """A runtime with an NRI version, and what tells that version from others on the wire (§15, §16).
+    """A runtime with an NRI version, and what tells that version from others on the wire.
 
     nri: the version of the library; runtime_name, runtime_version: as sent in Configure.
     registration_timeout, request_timeout: seconds; whether they are told is the version's habit.
+    Source: docs/facts.md#nri-in-runtimes.
     """
 
     nri: tuple[int, int, int]
@@ -130,36 +131,51 @@ class Habits:
 
     @property
     def splits_synchronize(self) -> bool:
-        """Since 0.7; before, one message of up to 16 MiB, and of a larger one only the beginning (§5.1)."""
+        """Since 0.7; before, one message of up to 16 MiB, and of a larger one only the beginning.
+
+        Source: docs/facts.md#nri-synchronize.
+        """
         return self.nri >= (0, 7, 0)
 
     @property
     def synchronizes_launched(self) -> bool:
-        """Since 0.7 a plugin that the runtime launched is synchronized, too (§1.2)."""
+        """Since 0.7 a plugin that the runtime launched is synchronized, too.
+
+        Source: docs/facts.md#nri-launched-plugins.
+        """
         return self.nri >= (0, 7, 0)
 
     @property
     def forgets(self) -> bool:
-        """Before 0.7, a failed Synchronize leaves the plugin connected and never called again (§5)."""
+        """Before 0.7, a failed Synchronize leaves the plugin connected and never called again.
+
+        Source: docs/facts.md#nri-handshake.
+        """
         return self.nri < (0, 7, 0)
 
     @property
     def dedicated_calls(self) -> bool:
-        """Since 0.12, events have calls of their own; StateChange is what code 12 falls back to (§4)."""
+        """Since 0.12, events have calls of their own; StateChange is what code 12 falls back to.
+
+        Source: docs/facts.md#nri-methods.
+        """
         return self.nri >= (0, 12, 0)
 
     @property
     def strict_names(self) -> bool:
-        """Since 0.12, a plugin's name is made of `[A-Za-z0-9_.+-]` (§1.3)."""
+        """Since 0.12, a plugin's name is made of `[A-Za-z0-9_.+-]` (docs/facts.md#nri-plugin-names)."""
         return self.nri >= (0, 12, 0)
 
     @property
     def events(self) -> int:
-        """The bits of all events it knows. Others are refused; none means all (§6)."""
+        """The bits of all events it knows. Others are refused; none means all (docs/facts.md#nri-events)."""
         return 0x3FFF if self.nri >= (0, 10, 0) else 0x07FF
 
     def launched_name(self, index: str, name: str) -> str:
-        """NRI_PLUGIN_NAME of a launched plugin: with its index before 0.4 (§1.2)."""
+        """NRI_PLUGIN_NAME of a launched plugin: with its index before 0.4.
+
+        Source: docs/facts.md#nri-launched-plugins.
+        """
         return name if self.nri >= (0, 4, 0) else f"{index}-{name}"
 
 
@@ -205,7 +221,8 @@ EVENTS = {
     "RemoveContainer": 11,
     "PostUpdatePodSandbox": 13,
 }
-"""Events that StateChange carries, and since 0.12 calls of these names (§4, §6)."""
+"""Events that StateChange carries, and since 0.12 calls of these names (docs/facts.md#nri-methods,
+#nri-events)."""
 
 
 class ConnectionLost(Exception):  # noqa: N818 - says what happened
@@ -293,7 +310,10 @@ def response(stream: int, payload: bytes = b"", *, code: int = 0, text: str = ""
 
 
 def configure(habits: Habits = NRI_0_12, config: str = "") -> bytes:
-    """The payload of Configure. config: only launched plugins get one (§1.2)."""
+    """The payload of Configure. config: only launched plugins get one.
+
+    Source: docs/facts.md#nri-launched-plugins.
+    """
     payload: bytes = M["Configure"](
         config=config,
         runtime_name=habits.runtime_name,
@@ -348,7 +368,8 @@ class GoReader:
         """(stream, type, data) of the next message. Raises ConnectionLost where Go would fail."""
         size, stream, kind, _ = struct.unpack(">IIBB", self._read_full(10))
         if size > GO_MAX_DATA:
-            # Go discards the data through the same buffer, which the second frame does not fit into (§3.5).
+            # Go discards the data through the same buffer, which the second frame does not fit into
+            # (docs/facts.md#ttrpc-size-limit).
             raise ConnectionLost(f"message of {size} bytes")
         return stream, kind, self._read_full(size)
 
@@ -359,7 +380,7 @@ class GoReader:
                 room = size if size >= GO_BUFFER else GO_BUFFER
                 data = self._frames()
                 if not data:
-                    raise ConnectionLost("an empty frame, which is an empty read for Go (§2.3)")
+                    raise ConnectionLost("an empty frame, which is an empty read for Go")
                 if len(data) > room:
                     raise ConnectionLost(
                         f"frame of {len(data)} bytes into a buffer of {room}: cannot allocate memory"
@@ -454,7 +475,8 @@ class Peer:
     def start(self, method: str, payload: bytes = b"", **more: Any) -> int:
         """Send a request; return its stream for `finish`. more: timeout, service, metadata.
 
-        Raises TooLargeToSend where the version's library does; the stream id is gone then (§3.2, §3.5).
+        Raises TooLargeToSend where the version's library does; the stream id is gone then
+        (docs/facts.md#ttrpc-streams, #ttrpc-size-limit).
         """
         self._stream += 2
         data = _envelope(method, payload, **more)
@@ -496,7 +518,8 @@ class Peer:
     def announce(self, event: str, pod: Any, container: Any = None) -> list[Reply]:
         """Tell an event (a key of EVENTS) as this version does; the answers, in order.
 
-        Since 0.12 by a call of its own, and by StateChange if that is unimplemented (§4).
+        Since 0.12 by a call of its own, and by StateChange if that is unimplemented
+        (docs/facts.md#nri-methods).
         """
         replies = []
         if self.habits.dedicated_calls:
@@ -523,7 +546,10 @@ class Peer:
         self._reading.set()
 
     def drop(self) -> None:
-        """Close the connection and kill the process if the runtime has launched it (§1.2)."""
+        """Close the connection and kill the process if the runtime has launched it.
+
+        Source: docs/facts.md#nri-launched-plugins.
+        """
         self.close()
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -642,7 +668,10 @@ def dies_after(data: bytes) -> Callable[[Peer], None]:
 
 
 def refuses(peer: Peer) -> None:
-    """Answer RegisterPlugin with an error and leave the connection open, as Go does (§5)."""
+    """Answer RegisterPlugin with an error and leave the connection open, as Go does.
+
+    Source: docs/facts.md#nri-handshake.
+    """
     peer.send(response(peer.register_stream, code=2, text="invalid plugin \x1b[31mname"))
 
 
@@ -727,7 +756,8 @@ class NriRuntime:
         """Start a plugin as the runtime does with what lies in its plugin directory, and shake hands.
 
         It gets one end of a socket pair as descriptor 3, an environment of exactly three variables, and
-        nothing behind its standard streams (§1.2). Raises ConnectionLost if the handshake fails.
+        nothing behind its standard streams (docs/facts.md#nri-launched-plugins). Raises ConnectionLost if the
+        handshake fails.
         """
         ours, theirs = socket.socketpair()
         with theirs:
@@ -755,11 +785,12 @@ class NriRuntime:
         return peer
 
     def create_container(self, pod: Any, container: Any, *, timeout: float | None = None) -> Creation:
-        """Create a container as the runtime does: ask every active plugin, by index, and merge (§9, §12).
+        """Create a container as the runtime does: ask every active plugin, by index, and merge.
 
         A plugin that does not answer within `timeout` seconds (None: the request timeout) or breaks the
         protocol is dropped, and the container is created without it. An error status or two claims on one
         item fail the container.
+        Source: docs/facts.md#nri-ownership, #nri-failures.
         """
         timeout = self.habits.request_timeout if timeout is None else timeout
         payload = M["Create"](pod=pod, container=container).SerializeToString()
@@ -805,7 +836,8 @@ class NriRuntime:
         return [peer for peer in self.peers if peer.ready.is_set()]
 
     def _accept(self, listener: socket.socket) -> None:
-        # One plugin at a time: the next is accepted when this one's handshake is over (§1).
+        # One plugin at a time: the next is accepted when this one's handshake is over
+        # (docs/facts.md#nri-socket).
         while True:
             try:
                 sock, _ = listener.accept()
@@ -851,7 +883,7 @@ class NriRuntime:
         peer.register_stream = stream
         yield "registering"
         if trouble := _bad_name(name, index, strict=habits.strict_names):
-            # The connection stays open and is forgotten (§5).
+            # The connection stays open and is forgotten (docs/facts.md#nri-handshake).
             self.errors.append(trouble)
             peer.send(response(stream, code=2, text=trouble))
             raise _HandshakeEnds
@@ -902,7 +934,10 @@ class NriRuntime:
 
 
 def _bad_name(name: str, index: str, *, strict: bool) -> str:
-    """Why a runtime refuses a plugin of that name and index; empty if it does not (§1.3)."""
+    """Why a runtime refuses a plugin of that name and index; empty if it does not.
+
+    Source: docs/facts.md#nri-plugin-names.
+    """
     if not re.fullmatch("[0-9]{2}", index):
         return f"invalid plugin index {index!r}"
     if not name or (strict and not re.fullmatch("[A-Za-z0-9_.+-]+", name)):
@@ -911,7 +946,10 @@ def _bad_name(name: str, index: str, *, strict: bool) -> str:
 
 
 def _claims(adjust: Any) -> list[str]:
-    """The items of an adjustment that no other may set, one of its own items included (§9)."""
+    """The items of an adjustment that no other may set, one of its own items included.
+
+    Source: docs/facts.md#nri-ownership.
+    """
     return [
         *(f"Annotations {key}" for key in adjust.annotations),
         *(f"Mounts {mount.destination}" for mount in adjust.mounts),

@@ -25,7 +25,8 @@ WINDOW = 32
 
 _ANSWER_TIMEOUT = 20.0
 _REQUEST_TIMEOUT = 2.0
-_STREAM = 12  # where a message's stream id stands behind the header of its first frame (contracts §2.1, §3.1)
+# Where a message's stream id stands behind the header of its first frame: docs/facts.md#nri-frames.
+_STREAM = 12
 _RECEIVE = 1 << 18
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import cdi_courier
 import cdi_courier_oci_hook
 
+from . import bundles
 from .box import Box
 from .containerd import crun_of, runc_of
 from .packages import Packages
@@ -27,11 +28,9 @@ from .waiting import wait_for
 
 Find = Callable[[Packages, str], Path]
 
+_FIND: dict[str, Find] = {"runc": runc_of, "crun": crun_of}
 RUNTIMES: dict[str, tuple[Find, str]] = {
-    "runc 1.1": (runc_of, "bookworm"),
-    "runc 1.3": (runc_of, "sid"),
-    "crun 1.8": (crun_of, "bookworm"),
-    "crun 1.28": (crun_of, "sid"),
+    name.replace("-", " "): (_FIND[package], suite) for name, (package, suite) in bundles.RUNTIMES.items()
 }
 """What is run, and how its program is found."""
 

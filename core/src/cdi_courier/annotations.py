@@ -1,7 +1,7 @@
 """Annotation dialects: from a pod's annotations to the device names it asks for.
 
 Light module. It knows keys and values; it does not know whether a device exists or who may have it.
-Source of the key forms: contracts nri-protocol.md sections 14 and 17.
+Source of the key forms: docs/facts.md#annotation-keys.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """From the backends' offers to the one that serves a runtime, and the one that would serve it best.
 
-It asks only the backends, starts nothing and installs nothing. Two answers per runtime (design section 3):
+It asks only the backends, starts nothing and installs nothing. Two answers per runtime (docs/choosing.md):
 *active* can serve now; *recommended* would deliver most, and may have to be installed first.
 """
 

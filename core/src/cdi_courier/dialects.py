@@ -1,7 +1,7 @@
 """The dialects that come with cdi-courier, offered through the same hook as a plugin's.
 
 ``device-injector`` is the ``cdi-devices`` family of the NRI sample plugin of that name: a YAML list, keys of
-two generations tried in turn (contracts nri-protocol.md section 17.1).
+two generations tried in turn (docs/facts.md#device-injector-annotations).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What this host is, what serves it, and what to do next: one report out of what others have found.
 
-Pure: it asks nobody. `cli.doctor` gathers and shows; the shape is design section 5's.
+Pure: it asks nobody. `cli.doctor` gathers and shows; docs/choosing.md#json has the shape.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What becomes of each container of a manifest on this host, and what its author may have got wrong.
 
 It delivers nothing and knows no files: manifests come from `manifests`, the answer from the same functions
-that answer a runtime. Source of the key forms, and so of what can be wrong with them: contracts
-nri-protocol.md sections 14 and 17.1.
+that answer a runtime. Source of the key forms, and so of what can be wrong with them:
+docs/facts.md#annotation-keys, #device-injector-annotations.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from cdi_courier.plugins import Plugins
     from cdi_courier.settings import Settings
 
-# An annotation's name has 63 characters at most behind the slash, "container." included (contracts
-# nri-protocol.md section 14), and its domain 253.
+# An annotation's name has 63 characters at most behind the slash, "container." included
+# (docs/facts.md#annotation-keys), and its domain 253.
 _MAX_NAME: Final = 63
 _MAX_DOMAIN: Final = 253
 _MAX_LISTED: Final = 8

@@ -1,7 +1,7 @@
 """Single-instance locks by ``flock``: one daemon a state directory, one a runtime socket.
 
-Two plugins of one name on one NRI socket break every container they both touch (contracts nri-protocol.md
-rule 8), so the lock of a socket lies in one place for the whole host, whatever the state directory is.
+Two plugins of one name on one NRI socket break every container they both touch (docs/facts.md#nri-ownership),
+so the lock of a socket lies in one place for the whole host, whatever the state directory is.
 """
 
 from __future__ import annotations

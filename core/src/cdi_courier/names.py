@@ -1,4 +1,4 @@
-"""Qualified CDI device names, ``vendor/class=name``. Light module. Source: contracts cdi.md section 2.
+"""Qualified CDI device names, ``vendor/class=name``. Light module. Source: docs/facts.md#cdi-names.
 
 Splitting never trims and validation is ASCII only: names come from pods, and ``str.isalnum`` would let
 Arabic digits through.

@@ -1,6 +1,6 @@
 """Apply merged CDI edits to an OCI runtime config: dict in, new dict out. Light module.
 
-Source: contracts cdi.md section 7. `edits` are container edits with their names on the wire, as
+Source: docs/facts.md#cdi-injection. `edits` are container edits with their names on the wire, as
 `cdi.edits.edits_to_dict` writes them and the compiled table keeps them. The config comes from a runtime and
 is not trusted to have the right shape: what is not what the OCI specification says is an error in words.
 It must not know spec files, names or where a config is read from.
@@ -48,7 +48,7 @@ def apply_edits(config: Json, edits: Json) -> Json:
 
 
 def complete_node(node: Json, lstat: Callable[[str], os.stat_result] = os.lstat) -> Json:
-    """Return a device node with what it leaves open filled in from the host: steps 1 to 8 of section 7.
+    """Return a device node with what it leaves open filled in from the host (docs/facts.md#cdi-injection).
 
     `node` is a CDI device node; the result always has ``path``, ``hostPath``, ``type``, ``major`` and
     ``minor``, and ``fileMode`` unless the node is complete in itself and missing on the host. A symbolic
@@ -190,7 +190,7 @@ def _apply_mounts(config: Json, mounts: list[Json]) -> None:
 def id_map_option(kind: str | None, options: list[str]) -> list[str]:
     """The option, as a list of one or none, without which a bind mount in a user namespace is nobody's.
 
-    kind, options: the mount's type and options, which are not changed. Source: contracts cdi.md section 7.
+    kind, options: the mount's type and options, which are not changed. Source: docs/facts.md#cdi-injection.
     """
     if "idmap" in options or "ridmap" in options:
         return []

@@ -237,7 +237,10 @@ def reload_settings(
 
 
 def report(servers: Mapping[str, Server], watch: Watch, state: State | None = None) -> dict[str, Any]:
-    """The daemon's state as JSON (design section 5). state: what it works with, if that is to be told."""
+    """The daemon's state as JSON. state: what it works with, if that is to be told.
+
+    Source: docs/operations.md#status.
+    """
     runtimes: dict[str, Any] = {}
     for found in watch.choices or ():
         runtimes[found.runtime.key] = {

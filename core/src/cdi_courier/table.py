@@ -88,7 +88,7 @@ class Table:
     def resolve(self, names: Iterable[str]) -> Json | None:
         """The merged edits of `names`, which has no duplicates; None if the table does not know one of them.
 
-        Merged as CDI prescribes (contracts cdi.md section 7): a spec file's own edits once and before those
+        Merged as CDI prescribes (docs/facts.md#cdi-injection): a spec file's own edits once and before those
         of its first device, lists appended, a later ``intelRdt`` in the place of an earlier one.
         """
         devices, files = self._document["devices"], self._document["files"]

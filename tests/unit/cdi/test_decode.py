@@ -6,6 +6,7 @@ import json
 import tracemalloc
 from typing import Any
 
+import attrs
 import pytest
 from cdi_courier.cdi import decode
 from cdi_courier.cdi.decode import decode_spec, float_text, format_path
@@ -76,6 +77,19 @@ def test_every_field_is_read() -> None:
 
     assert spec == Spec("1.1.0", "v.com/c", {"k": "v"}, (Device("d", {"x": "y"}, model),), model)
     assert to_dict(spec) == document
+    assert unused(spec) == []
+
+
+def unused(value: Any) -> list[str]:
+    """Fields of the model that nothing in `value` sets, by their names on the wire."""
+    if isinstance(value, tuple):
+        return [name for item in value for name in unused(item)]
+    if not attrs.has(type(value)):
+        return []
+    fields = [(field, getattr(value, field.name)) for field in attrs.fields(type(value))]
+    return [field.metadata["wire"] for field, item in fields if item == field.default] + [
+        name for _, item in fields for name in unused(item)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,14 @@ def test_a_version_may_use_what_came_with_it_or_before(case: str, declared: str)
     assert (found is not None and found.code == "CDI005") is too_low
 
 
+def test_every_gate_has_a_case() -> None:
+    """What a version brought is one of the cases above."""
+    needed = [minimum_version(value) for value, _ in GATES.values()]
+    seen = {(version, path[-1] if path else "") for version, path in needed}
+
+    assert {(version, wire) for version, gates in VERSIONS.items() for _, wire, _ in gates} - seen == set()
+
+
 @pytest.mark.parametrize("version", ["v0.3.0", "v1.1.0"])
 def test_one_leading_v_is_allowed(version: str) -> None:
     """In lower case."""

@@ -1,4 +1,4 @@
-"""From annotations to names: key forms, lists, limits (contracts nri-protocol.md sections 14 and 17)."""
+"""From annotations to names: key forms, lists, limits (docs/facts.md#annotation-keys)."""
 
 from __future__ import annotations
 
@@ -295,7 +295,7 @@ def test_a_json_list_of_names_is_read_as_json_reads_it(names: list[str]) -> None
 
 @pytest.mark.parametrize("value", ['"null"', "'~'", '""', "!!str null"])
 def test_a_quoted_null_is_a_string_and_so_an_error(value: str) -> None:
-    """Only a plain null asks for nothing; a string is no list (contracts nri-protocol.md section 17.1)."""
+    """Only a plain null asks for nothing; a string is no list (docs/facts.md#device-injector-annotations)."""
     error = refusal({NEW: value}, families=INJECTOR)
 
     assert error.code == "ANN005"

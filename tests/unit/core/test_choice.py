@@ -1,4 +1,4 @@
-"""Which backend serves a runtime, and which would serve it best: contract hooks-and-runtimes.md §0."""
+"""Which backend serves a runtime, and which would serve it best: docs/choosing.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qualified names (contracts cdi.md section 2)."""
+"""Qualified names (docs/facts.md#cdi-names)."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def test_a_kind_is_cut_at_the_first_slash(kind: str, parts: tuple[str, str]) -> 
 
 @settings(max_examples=400, deadline=None)
 @given(st.text(alphabet="aZ0_-.:/= \n*é٣", max_size=12))
-def test_validity_is_exactly_the_contracts_patterns(device: str) -> None:
-    """A name is valid if and only if it matches the contract's three expressions."""
+def test_validity_is_exactly_that_of_the_documented_patterns(device: str) -> None:
+    """A name is valid if and only if it matches the three expressions of docs/facts.md#cdi-names."""
     kind, _, name = device.partition("=")
     vendor, _, class_ = kind.partition("/")
     expected = bool(KIND.fullmatch(vendor) and KIND.fullmatch(class_) and NAME.fullmatch(name))

@@ -13,7 +13,7 @@ from .conftest import Site
 
 Program = Callable[[str], Path]
 
-# What 1.36.3 says (contracts runtimes-verified.md A2).
+# What 1.36.3 says (docs/facts.md#cri-o-dry-run).
 FATAL = (
     'time="2026-11-30T09:00:00Z" level=info msg="Updating config from path: DIR"\n'
     'time="2026-11-30T09:00:00Z" level=fatal msg="get and merge config from context: update config from '

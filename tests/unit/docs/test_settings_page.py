@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
 
 import attrs
 from cdi_courier.settings import Settings, load
-from support.pages import REPOSITORY, blocks
+from support.pages import REPOSITORY, blocks, pages
 
 PAGE = REPOSITORY / "docs/settings.md"
 
@@ -53,3 +54,21 @@ def test_every_toml_block_of_the_docs_is_a_usable_configuration(tmp_path) -> Non
         load([file])
 
     assert len(found) >= 2
+
+
+def test_every_setting_that_a_page_names_exists() -> None:
+    """No page tells a reader to set a key that would be refused as unknown."""
+    parts = re.split(r"^## `\[([a-z_]+)\S*\]`$", PAGE.read_text(), flags=re.MULTILINE)
+    keys = {
+        section: set(re.findall(r"^\| `(\w+)`", text, re.MULTILINE))
+        for section, text in zip(parts[1::2], parts[2::2], strict=True)
+    }
+    named = {
+        (page.name, section, key)
+        for page in pages()
+        for section, key in re.findall(r"\[([a-z_]+)\] ([a-z_]+)\b", page.read_text())
+        if section in keys and section != "runtimes"  # whose keys are runtimes
+    }
+
+    assert len(named) > 50
+    assert sorted(name for name in named if name[2] not in keys[name[1]]) == []

@@ -16,8 +16,11 @@ def test_bytes_that_are_no_message_are_undecodable(data: bytes) -> None:
         messages.decode(messages.ListedContainer, data)
 
 
-def test_an_adjustment_has_the_field_numbers_of_the_contract() -> None:
-    """Device, its cgroup rule, hook and net device encode to the bytes that Go expects (contract §7)."""
+def test_an_adjustment_has_nri_s_field_numbers() -> None:
+    """Device, its cgroup rule, hook and net device encode to the bytes that Go expects.
+
+    Source: docs/facts.md#nri-messages.
+    """
     adjust = messages.ContainerAdjustment()
     device = adjust.linux.devices.add(path="/d", type="c", major=1, minor=3)
     device.file_mode.value = 0o666

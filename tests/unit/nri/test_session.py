@@ -1,4 +1,4 @@
-"""A session without a socket: the wire vectors of the contract, every cut, and whatever bytes come."""
+"""A session without a socket: wire vectors of a real runtime, every cut, and whatever bytes come."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def hexed(text: str) -> bytes:
     return bytes.fromhex(text.replace("|", " "))
 
 
-# Captured from an NRI 0.12.2 runtime (contract §18).
+# Captured from an NRI 0.12.2 runtime (docs/facts.md#nri-messages).
 REGISTER = hexed(
     "00000002 0000004c | 00000042 00000001 01 00 |"
     "0a1c6e72692e706b672e6170692e7631616c706861312e52756e74696d65"
@@ -275,7 +275,7 @@ def test_all_answers_of_a_conversation() -> None:
     ],
 )
 def test_calls_never_subscribed_to_succeed(method: str) -> None:
-    """Every method of the contract's table has an empty success, whatever it carries."""
+    """Every method that a runtime may call has an empty success, whatever it carries."""
     session = started()
     assert session.receive(request(1, method, b"\xff\xff")) == []
 

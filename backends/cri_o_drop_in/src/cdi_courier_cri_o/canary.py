@@ -1,7 +1,7 @@
 """A pod that is created with the wrapper's handler and removed again: the only proof that it is in effect.
 
-What CRI-O says of its configuration proves nothing, for a reload changes that and no more (contracts
-runtimes-verified.md, correction 1). It imports grpcio, so only commands may import it.
+What CRI-O says of its configuration proves nothing, for a reload changes that and no more
+(docs/facts.md#cri-o-reload). It imports grpcio, so only commands may import it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a CRI-O is configured to do: as it runs, and as its files say it will after the next restart.
 
-Both are needed: no reload makes handlers or NRI effective (contracts runtimes-verified.md, correction 1), and
+Both are needed: no reload makes handlers or NRI effective (docs/facts.md#cri-o-reload), and
 of a CRI-O that does not run there are only files. It reads and writes nothing, and must not know what is to
 be changed. The daemon loads it, so that grpcio is not to be had here.
 """
@@ -28,7 +28,7 @@ MAIN: Final = "/etc/crio/crio.conf"
 DROP_IN: Final = "90-cdi-courier.conf"
 
 _MOST_FILES: Final = 1000
-# Each entry of these maps replaces an earlier one of its name as a whole (contracts b.1).
+# Each entry of these maps replaces an earlier one of its name as a whole (docs/facts.md#cri-o-configuration).
 _MAPS: Final = (("crio", "runtime", "runtimes"), ("crio", "runtime", "workloads"))
 
 

@@ -1,6 +1,6 @@
 """The text of the drop-in. Values in, bytes out: it knows no files, no CRI-O and no settings.
 
-CRI-O replaces arrays and the tables of handlers as a whole (contracts hooks-and-runtimes.md b.1), so a table
+CRI-O replaces arrays and the tables of handlers as a whole (docs/facts.md#cri-o-configuration), so a table
 is written with everything that it is to hold.
 """
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _HEAD: Final = "Made by cdi-courier; `cdi-courier uninstall` removes it."
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
-# It would put the default handler's runtime_path in the place of ours (contracts runtimes-verified.md A3).
+# It would put the default handler's runtime_path in the place of ours (docs/facts.md#cri-o-handlers).
 _NOT_COPIED: Final = ("inherit_default_runtime",)
 
 

@@ -1,7 +1,7 @@
 """Has CRI-O's own program read the files as they are meant to be, in a folder of their own.
 
-``crio config`` finds what is not TOML and what has a wrong type, and little else (contracts
-runtimes-verified.md A2), so that our own keys are read back from what it prints.
+``crio config`` finds what is not TOML and what has a wrong type, and little else
+(docs/facts.md#cri-o-dry-run), so that our own keys are read back from what it prints.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What has CRI-O run another backend: the drop-in, what it refers to, and the checks before it is written.
 
-Source: contracts hooks-and-runtimes.md b, runtimes-verified.md A1-A7. It reads the host's files, asks CRI-O
+Source: docs/facts.md#cri-o. It reads the host's files, asks CRI-O
 and writes nothing. Only used by commands, never by the daemon.
 """
 

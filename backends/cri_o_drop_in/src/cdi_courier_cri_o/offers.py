@@ -1,6 +1,6 @@
 """Which way CRI-O can be made to deliver, and whether it does so already. It reads, and changes nothing.
 
-Source: contracts hooks-and-runtimes.md b and section 0, corrected by runtimes-verified.md.
+Source: docs/facts.md#cri-o-versions, #cri-o-hooks; what follows is in docs/cri-o.md#which-way.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ _HOOKS_DIRS: Final = ("/usr/share/containers/oci/hooks.d",)
 _PRECEDING: Final = (1, 20, 0)
 _FIRST_WITH_POD_ANNOTATIONS: Final = (1, 24, 0)
 _FIRST_WITH_NRI: Final = (1, 26, 0)
-# Not started from an OCI bundle as runc is: a wrapper's edits mean nothing there (contracts d.7).
+# Not started from an OCI bundle as runc is: a wrapper's edits mean nothing there
+# (docs/facts.md#wrapper-calls).
 _NOT_LIKE_RUNC: Final = ("runsc", "kata-runtime", "containerd-shim-kata-v2")
 
 WHAT: Final[Mapping[str, str]] = {

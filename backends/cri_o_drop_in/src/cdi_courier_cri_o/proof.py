@@ -1,7 +1,7 @@
 """That CRI-O really has NRI on: by its own introduction. For commands, after a restart.
 
 Every plugin that registers is one more while containers start, which NRI before 0.6.1 may not survive
-(contracts nri-protocol.md §16). So the session of a daemon that runs counts, where there is one.
+(docs/facts.md#nri-registration-deadlock). So the session of a daemon that runs counts, where there is one.
 """
 
 from __future__ import annotations

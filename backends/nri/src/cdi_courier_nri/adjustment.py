@@ -1,7 +1,7 @@
 """From an Injection to the reply that delivers it. Pure; it decides nothing about who gets what.
 
 One reply must never claim one key twice: the runtime takes that for a conflict of the plugin with itself and
-fails the container (contracts nri-protocol.md rule 7).
+fails the container (docs/facts.md#nri-ownership).
 """
 
 from __future__ import annotations

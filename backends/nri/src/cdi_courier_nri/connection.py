@@ -71,14 +71,15 @@ LARGE_LISTING: Final = 1 << 20
 """Bytes of Synchronize after which the memory they took is given back to the system."""
 
 CLOSING_GRACE: Final = 0.1
-"""Seconds between the last reply and the close: Go's reader may lose a reply that a close follows (§3.7)."""
+"""Seconds between the last reply and the close: Go's reader may lose a reply that a close follows
+(docs/facts.md#nri-closing)."""
 
 FLUSH_LIMIT: Final = 1.0
 """Seconds a runtime that does not read may hold up a stop."""
 
 SYNCHRONIZE_GRACE: Final = 30.0
 """Seconds a complete Synchronize may take beyond three request timeouts. NRI before 0.7 forgets a plugin
-whose Synchronize failed but leaves it connected (§5)."""
+whose Synchronize failed but leaves it connected (docs/facts.md#nri-handshake)."""
 
 SHORT_SESSION: Final = 1.0
 """Seconds: after established sessions shorter than this, from the second on, we pause lest we spin."""
@@ -136,7 +137,7 @@ class NriConnection:
     poll_interval: seconds between looks at a socket that is absent or refuses.
     handshake_timeout: seconds from connecting until the runtime configures us.
     synchronize_grace: see SYNCHRONIZE_GRACE; infinite for a plugin that a runtime with NRI before 0.7 has
-        launched, which is never synchronized (§1.2).
+        launched, which is never synchronized (docs/facts.md#nri-launched-plugins).
     deadline_share: share of a request's timeout after which `create_container` is out of time.
     ignores: as of `Session`; called in the connection's thread, once for a container that it ignores.
     observer: called with (state, since, cause) at each change; state is ``waiting`` (no connection),
@@ -608,7 +609,10 @@ class _SessionLoop:
         self._poller.modify(self._sock.fileno(), flags | select.POLLOUT if unsent else flags)
 
     def _finish(self) -> None:
-        """Take no more work, give the answers owed, and leave the runtime time to read them (§3.7)."""
+        """Take no more work, give the answers owed, and leave the runtime time to read them.
+
+        Source: docs/facts.md#nri-closing.
+        """
         fd = self._sock.fileno()
         while self._read(socket.MSG_DONTWAIT):
             pass  # what has arrived is owed too; it ends, because stop() has shut the receiving side

@@ -1,7 +1,8 @@
 """CDI container edits as an NRI adjustment, and what of them NRI cannot carry.
 
-Sources: contracts cdi.md section 7 for what edits mean, nri-protocol.md §9 and §10 for what the runtime makes
-of an adjustment. It must not know who gets what, nor what is done about edits that are lost.
+Sources: docs/facts.md#cdi-injection for what edits mean, and for what the runtime makes of an
+adjustment docs/facts.md#nri-ownership, #nri-adjustments-applied. It must not know who gets what, nor what is
+done about edits that are lost.
 
 What is the same for every container is made ready and encoded once (`PreparedEdits`). What depends on the
 container is looked at each time, and so are the host's device nodes, because a number from an earlier time
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 NriVersion = tuple[int, int]
 
 _CGROUP_RULES_SINCE: NriVersion = (0, 10)
-"""From here on a plugin's own device cgroup rules reach the container (lessons-nri.md 38)."""
+"""From here on a plugin's own device cgroup rules reach the container
+(docs/facts.md#nri-adjustments-applied)."""
 _NET_AND_RDT_SINCE: NriVersion = (0, 11)
 
 _FEW_VARIABLES: Final = 6
@@ -192,7 +194,10 @@ class PreparedEdits:
     # What is known before any container is
 
     def _claimable(self, key: str, what: str) -> bool:
-        """Whether the key can be claimed. NRI takes a leading ``-`` for the wish to remove (§9)."""
+        """Whether the key can be claimed. NRI takes a leading ``-`` for the wish to remove.
+
+        Source: docs/facts.md#nri-ownership.
+        """
         if not key.startswith("-"):
             return True
         self._lose(f"{what} {quoted(key, 100)}", "NRI takes a leading - for a removal")
@@ -400,7 +405,10 @@ def _bind_mount(node: Json) -> Json:
 
 
 def _set(optional: Any, value: Any) -> None:
-    """Set one of NRI's optional wrappers, whose presence is what counts: also to 0 or nothing (§8)."""
+    """Set one of NRI's optional wrappers, whose presence is what counts: also to 0 or nothing.
+
+    Source: docs/facts.md#nri-optional-values.
+    """
     optional.value = value
     optional.SetInParent()
 

@@ -1,6 +1,6 @@
 """What makes containerd serve NRI: a drop-in that enables it, and the import that makes it be read.
 
-Source: contracts nri-protocol.md §15, hooks-and-runtimes.md c.3, runtimes-verified.md (containerd). It reads
+Source: docs/facts.md#nri-in-runtimes, #containerd-configuration. It reads
 the runtime's files and writes none. Only used by commands, never by the daemon.
 """
 

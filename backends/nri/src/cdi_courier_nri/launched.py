@@ -1,7 +1,8 @@
-"""A plugin that the runtime has launched itself: fd 3 and three environment variables (contracts §1.2).
+"""A plugin that the runtime has launched itself: fd 3 and three environment variables.
 
 The runtime starts every executable ``NN-NAME`` of its plugin directory, with no arguments, no PATH and all
 standard streams on /dev/null, kills it when it stops, and never starts it again.
+Source: docs/facts.md#nri-launched-plugins.
 """
 
 from __future__ import annotations

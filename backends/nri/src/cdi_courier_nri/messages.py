@@ -1,4 +1,4 @@
-"""The NRI and ttrpc messages, built from a table held against contracts/nri-protocol.md §3.3 and §7.
+"""The NRI and ttrpc messages, built from a table held against docs/facts.md#ttrpc-messages, #nri-messages.
 
 It must not know what the messages are used for. Only fields that somebody reads or writes are declared:
 the parser skips the others, and skipping is what keeps a request cheap. Where two readers of one message
@@ -15,16 +15,17 @@ NRI_VERSION = "v0.12.2"
 """The newest NRI release whose schema the table follows; told to the runtime, which only logs it."""
 
 CREATE_CONTAINER_EVENT = 1 << 3
-"""ConfigureResponse.events for CREATE_CONTAINER alone (§6). Never 0: that means every event (§0.2)."""
+"""ConfigureResponse.events for CREATE_CONTAINER alone; never 0, which means every event
+(docs/facts.md#nri-events)."""
 
 _M = message_classes(
     "nri.pkg.api.v1alpha1",
     {
-        # ttrpc's envelope (§3.3). Metadata and a status' details are skipped.
+        # ttrpc's envelope (docs/facts.md#ttrpc-messages). Metadata and a status' details are skipped.
         "Request": "1 service string, 2 method string, 3 payload bytes, 4 timeout_nano int64",
         "Response": "1 status Status, 2 payload bytes",
         "Status": "1 code int32, 2 message string",
-        # The session (§5).
+        # The session (docs/facts.md#nri-handshake).
         "RegisterPluginRequest": "1 plugin_name string, 2 plugin_idx string, 3 NRI_version string",
         "ConfigureRequest": """1 config string, 2 runtime_name string, 3 runtime_version string,
             4 registration_timeout int64, 5 request_timeout int64, 6 NRI_version string""",
@@ -74,7 +75,8 @@ _M = message_classes(
         "Hook": "1 path string, 2 args string*, 3 env string*, 4 timeout OptionalInt",
         "LinuxDevice": """1 path string, 2 type string, 3 major int64, 4 minor int64,
             5 file_mode OptionalFileMode, 6 uid OptionalUInt32, 7 gid OptionalUInt32""",
-        # A present wrapper of zero length is an explicit zero; an absent one is "not set" (§8).
+        # A present wrapper of zero length is an explicit zero; an absent one is "not set"
+        # (docs/facts.md#nri-optional-values).
         "OptionalBool": "1 value bool",
         "OptionalFileMode": "1 value uint32",
         "OptionalInt": "1 value int64",

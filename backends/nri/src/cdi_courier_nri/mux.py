@@ -1,4 +1,4 @@
-"""Frames of the NRI multiplexer: several logical connections over one socket (contracts/nri-protocol.md §2).
+"""Frames of the NRI multiplexer: several logical connections over one socket (docs/facts.md#nri-frames).
 
 No I/O: bytes in, frames out, and the other way round. It knows nothing of what the frames carry, except
 that the Go reader at the other end reads ttrpc messages and that this decides where frames may be cut.
@@ -15,19 +15,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 PLUGIN_CONN: Final = 1
-"""Logical connection of the Plugin service: the runtime asks, the plugin answers (§2.2)."""
+"""Logical connection of the Plugin service: the runtime asks, the plugin answers
+(docs/facts.md#nri-connections)."""
 
 RUNTIME_CONN: Final = 2
-"""Logical connection of the Runtime service: the plugin asks, the runtime answers (§2.2)."""
+"""Logical connection of the Runtime service: the plugin asks, the runtime answers
+(docs/facts.md#nri-connections)."""
 
 SINGLE_FRAME_LIMIT: Final = 4096
-"""Largest message that may travel as one frame: the buffer of ttrpc's reader in Go (§2.4)."""
+"""Largest message that may travel as one frame: the buffer of ttrpc's reader in Go
+(docs/facts.md#nri-frames)."""
 
 SANITY_LIMIT: Final = 64 * 1024 * 1024
-"""Largest frame or message accepted. Go has none; NRI before 0.7 sends up to 16 MiB (§2.3, §5.1)."""
+"""Largest frame or message accepted. Go has none; NRI before 0.7 sends up to 16 MiB
+(docs/facts.md#nri-frames, #nri-synchronize)."""
 
 FRAME: Final = Struct(">II")
-"""A frame's header: conn_id, payload_length (§2.1)."""
+"""A frame's header: conn_id, payload_length (docs/facts.md#nri-frames)."""
 
 
 class RecordReader:
@@ -95,8 +99,9 @@ class RecordReader:
 class FrameReader(RecordReader):
     """Frames out of a socket's bytes: ((conn_id, length), payload).
 
-    Frames of ids that nobody opened are returned too; dropping them silently is the caller's part (§2.2).
-    Until the first header that NRI can have sent, anything else means that the socket is not NRI's.
+    Frames of ids that nobody opened are returned too; dropping them silently is the caller's part
+    (docs/facts.md#nri-connections). Until the first header that NRI can have sent, anything else means that
+    the socket is not NRI's.
     """
 
     __slots__ = ("recognised",)
@@ -127,7 +132,7 @@ def frames(conn: int, header: bytes, data: bytes) -> bytes:
 
     One frame where the Go reader's buffer holds the message; else exactly two, the header and the data.
     Any other cut of a larger message kills the connection without a word, or fills the receiver's queue
-    of 256 frames (§2.3, §2.4).
+    of 256 frames (docs/facts.md#nri-frames).
     """
     length = len(header) + len(data)
     if length <= SINGLE_FRAME_LIMIT:

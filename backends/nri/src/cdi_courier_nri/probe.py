@@ -1,7 +1,7 @@
 """One registration on an NRI socket, to learn how the runtime introduces itself; then it is gone again.
 
 Never done unasked: for a moment the runtime has one plugin more, and NRI before 0.6.1 can deadlock when a
-plugin registers while containers start (contracts nri-protocol.md §16).
+plugin registers while containers start (docs/facts.md#nri-registration-deadlock).
 """
 
 from __future__ import annotations

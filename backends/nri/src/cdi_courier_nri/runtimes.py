@@ -1,7 +1,7 @@
 """What a runtime makes of an adjustment: may it be sent CDI names, and which fields of edits does it know?
 
 A runtime that does not honour CDI names over NRI drops them without an error, so everything not known to
-honour them gets edits. Source: contracts nri-protocol.md sections 11 and 15; design section 4.
+honour them gets edits. Source: docs/facts.md#cdi-names-over-nri, #nri-in-runtimes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One session of an NRI plugin with a runtime (contracts/nri-protocol.md §4, §5).
+"""One session of an NRI plugin with a runtime (docs/facts.md#nri-methods, #nri-handshake).
 
 No I/O, no clock, no log. It knows how a session goes; what is done about a container is its user's part.
 
@@ -36,10 +36,10 @@ RUNTIME_SERVICE: Final = "nri.pkg.api.v1alpha1.Runtime"
 
 REGISTER_TIMEOUT: Final = 45.0
 """Seconds we tell the runtime we wait for RegisterPlugin. Its accept loop is serial, so on a busy node our
-turn may come late; Go's fixed 5 s are known to be too few (§5, lessons B.12)."""
+turn may come late; Go's fixed 5 s are known to be too few (docs/facts.md#nri-handshake)."""
 
 DEFAULT_REQUEST_TIMEOUT_MS: Final = 2000
-"""The runtime's request timeout where it does not tell (§6: NRI before 0.7)."""
+"""The runtime's request timeout where it does not tell (docs/facts.md#nri-timeouts: NRI before 0.7)."""
 
 
 class State(Enum):
@@ -102,8 +102,8 @@ _LOST: Final[dict[State, tuple[str, str]]] = {
 _EMPTY_ANSWERS: Final = frozenset(
     {
         # Never subscribed to, yet answered: on NRI 0.12 the dedicated calls, before it StateChange, which is
-        # a success for any event number, and Shutdown, which no runtime sends so far (§4). A zero-length
-        # message is the success of each of them.
+        # a success for any event number, and Shutdown, which no runtime sends so far
+        # (docs/facts.md#nri-methods). A zero-length message is the success of each of them.
         "Shutdown",
         "StateChange",
         "UpdateContainer",
@@ -143,7 +143,8 @@ class Configured:
 
     request_timeout_ms, registration_timeout_ms: 0 where the runtime does not tell (NRI before 0.7).
     nri_version: ``""`` where the runtime does not tell (NRI before 0.12).
-    config: the plugin's configuration file; only a launched plugin gets one (§1.2).
+    config: the plugin's configuration file; only a launched plugin gets one
+    (docs/facts.md#nri-launched-plugins).
     """
 
     __slots__ = (
@@ -183,7 +184,8 @@ class Synchronized:
 
         They are read here and not on receipt, so that the answer, which all messages together have one
         request timeout for, does not wait for it. A container may refer to a pod of a later message; being
-        listed says nothing of who handled it (§5.1). Raises ProtocolError if a part is no such list.
+        listed says nothing of who handled it (docs/facts.md#nri-synchronize). Raises ProtocolError if a part
+        is no such list.
         """
         pods: list[Any] = []
         containers: list[Any] = []
@@ -285,7 +287,10 @@ class Session:
         return self._trunk.partial
 
     def start(self) -> bytes:
-        """Begin: the bytes of RegisterPlugin, which is called exactly once in a session (§5)."""
+        """Begin: the bytes of RegisterPlugin, which is called exactly once in a session.
+
+        Source: docs/facts.md#nri-handshake.
+        """
         if self.state is not State.IDLE:
             raise RuntimeError("a session starts once")
         self._advance("start")
@@ -339,9 +344,10 @@ class Session:
         )
 
     def refuse(self, token: int, code: int, message: str) -> None:
-        """Answer a CreateContainer event with an error status: the container is not created (§12).
+        """Answer a CreateContainer event with an error status: the container is not created.
 
         code: a status code of `ttrpc`. message: ends up in the pod's events. Raises LookupError as above.
+        Source: docs/facts.md#nri-failures.
         """
         self._trunk.fail(token, code, message)
 
@@ -361,7 +367,8 @@ class Session:
             unknown = f"method {quoted(method)}"
         else:
             unknown = f"service {quoted(request.service)}"
-        # NRI relies on this code to fall back from a dedicated call to StateChange (§4).
+        # NRI relies on this code to fall back from a dedicated call to StateChange
+        # (docs/facts.md#nri-methods).
         self._trunk.fail(request.stream, UNIMPLEMENTED, unknown)
         return None
 
@@ -375,7 +382,8 @@ class Session:
     def _synchronize(self, request: Request) -> Event | None:
         more = messages.decode(messages.SynchronizeMore, request.payload).more
         self._parts.append(request.payload)
-        # A part that is not the last must be answered with the same flag and without updates (§5.1).
+        # A part that is not the last must be answered with the same flag and without updates
+        # (docs/facts.md#nri-synchronize).
         self._trunk.respond(request.stream, messages.SynchronizeResponse(more=more).SerializeToString())
         if more:
             self._advance("Synchronize more")

@@ -1,4 +1,4 @@
-"""The ttrpc messages of both logical connections of a trunk (contracts/nri-protocol.md §3).
+"""The ttrpc messages of both logical connections of a trunk (docs/facts.md#ttrpc-messages).
 
 No I/O. It knows streams, envelopes and their limits; which services and methods there are it does not.
 """
@@ -27,12 +27,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_DATA: Final = 4_194_304
-"""Largest data of a message that Go's ttrpc takes (§3.5). More kills the connection, so it is never sent."""
+"""Largest data of a message that Go's ttrpc takes (docs/facts.md#ttrpc-size-limit). More kills the
+connection, so it is never sent."""
 
 MAX_TEXT: Final = 4096
 """Characters of a status' text. It ends up in a gRPC trailer and a pod's event: no place for books."""
 
-# Status codes (§3.4).
+# Status codes (docs/facts.md#ttrpc-status-codes).
 UNKNOWN: Final = 2
 INVALID_ARGUMENT: Final = 3
 DEADLINE_EXCEEDED: Final = 4
@@ -45,7 +46,7 @@ INTERNAL: Final = 13
 
 _REQUEST: Final = 1
 _RESPONSE: Final = 2
-_HEADER = Struct(">IIBB")  # data_length, stream_id, type, flags (§3.1)
+_HEADER = Struct(">IIBB")  # data_length, stream_id, type, flags (docs/facts.md#ttrpc-messages)
 _LONE = Struct(">IIIIBB")  # a frame's header and a message's
 
 
@@ -94,8 +95,8 @@ class _MessageReader(RecordReader):
 class Trunk:
     """Both logical connections over one socket: we serve the first and call over the second.
 
-    Guards the rules of stream ids (§3.2): each request has a new odd id, each has exactly one response.
-    What is to be sent gathers until `outgoing` is called.
+    Guards the rules of stream ids (docs/facts.md#ttrpc-streams): each request has a new odd id, each has
+    exactly one response. What is to be sent gathers until `outgoing` is called.
     """
 
     __slots__ = ("_frames", "_in_order", "_last_request", "_next_call", "_open", "_out", "_readers")
@@ -136,7 +137,8 @@ class Trunk:
                         yield request
                 elif kind == _RESPONSE and conn == RUNTIME_CONN:
                     yield _response(stream, body)
-                # Unknown types are ignored (§3.1); so is a known one on the connection where it has no sense.
+                # Unknown types are ignored (docs/facts.md#ttrpc-messages); so is a known one on the
+                # connection where it has no sense.
         self._in_order = self._frames.recognised and not self.partial
 
     def lone(self, data: bytes) -> tuple[int, bytes] | None:
@@ -221,7 +223,8 @@ def _lone_request(data: bytes) -> tuple[int, bytes] | None:
     """Stream id and body if `data` is just one request in the frames that Go cuts; else None, whatever it is.
 
     That is what nearly every read brings, and the readers take three times as long for it. Go's writer sends
-    a message in one frame, or its first 4,096 bytes in one and the rest in another (§2.4).
+    a message in one frame, or its first 4,096 bytes in one and the rest in another
+    (docs/facts.md#nri-frames).
     """
     end = len(data)
     if end < _LONE.size:

@@ -1,6 +1,6 @@
 """What has containerd call the gate: a handler that is a copy of the default one, with the gate for runc.
 
-Source: contracts hooks-and-runtimes.md c, runtimes-verified.md (containerd). It reads the runtime's files and
+Source: docs/facts.md#containerd-handlers, #containerd-annotations. It reads the runtime's files and
 writes none. Only used by commands.
 """
 

@@ -2,7 +2,7 @@
 
 Nothing needs a restart. Never a ``precreate`` hook there: CRI-O does not start with a stage that it does not
 know. It reads no file and writes none.
-Source: contracts hooks-and-runtimes.md a.5 and d.7, runtimes-verified.md A5.
+Source: docs/facts.md#cri-o-hooks, #wrapper-calls.
 """
 
 from __future__ import annotations

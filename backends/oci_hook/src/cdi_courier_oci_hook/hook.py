@@ -6,7 +6,7 @@ refused goes to stderr, which runc shows, and to the log, for crun does not. Exi
 
 What a container that exists cannot be given is worked out first, before anything is touched. It must not know
 how devices and mounts get there (`live`).
-Source: contracts hooks-and-runtimes.md a.2, b.4, d.1 to d.5.
+Source: docs/facts.md#hook-stages, #edits-by-stage, #cri-o-annotations.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Hook JSON for engines that read folders of it: CRI-O and Podman. Only for installers, never per container.
 
-The schema is version 1.0.0 (contracts hooks-and-runtimes.md a.2). It must not know where an engine reads.
+The schema is version 1.0.0 (docs/facts.md#hook-files). It must not know where an engine reads.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What makes Podman call the ``precreate`` hook: a hook JSON in a folder of its own, and a drop-in naming it.
 
-Source: contracts hooks-and-runtimes.md a and f. It reads the host's files and writes none. Only used by
+Source: docs/facts.md#podman-hooks, #hook-files. It reads the host's files and writes none. Only used by
 commands and for offers, never per container; what only commands need is imported when they plan.
 """
 

@@ -2,7 +2,7 @@
 
 Light module: it runs once per container, as ``python3 -I -S -c COMMAND`` with the command that `command`
 makes. What cannot be answered from the compiled table is handed to `slow`, in the same process by exec.
-Source: contracts hooks-and-runtimes.md a.4.
+Source: docs/facts.md#podman-precreate.
 
 Whatever comes on stdin, stdout gets a whole config or nothing. The caller discards stderr and keeps only the
 exit status, 0 or 1, so a refusal is logged as well.

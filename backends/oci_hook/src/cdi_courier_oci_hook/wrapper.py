@@ -3,8 +3,7 @@
 Light module. `gate.sh` stands where containerd, CRI-O or Docker look for their runtime, and starts this for
 the few calls that may be about us, as ``python3 -I -S -c COMMAND REASON ARGV…``; what cannot be answered from
 the compiled table is handed to `slow`. In the end the real runtime takes the process over: pid, stdin and
-arguments are those of the call. Source: contracts hooks-and-runtimes.md c.2 and d.7, runtimes-verified.md A3
-and A4.
+arguments are those of the call. Source: docs/facts.md#wrapper-calls, #cri-o-calls.
 
 A config is replaced as a whole by one that is complete, or stays; what was put into the environment is noted,
 because CRI-O and containerd make the process of an ``exec`` from a config of their own.
@@ -34,8 +33,8 @@ if TYPE_CHECKING:
     Kind = Literal["containerd", "cri-o", "docker", ""]
 
 # The annotations in which a runtime says who a container is: written after a pod's own, so that no author of
-# a pod can set them (contracts hooks-and-runtimes.md b.4 and c.1). Those of another kind of runtime anybody
-# can.
+# a pod can set them (docs/facts.md#cri-o-annotations, #containerd-annotations). Those of another kind
+# of runtime anybody can.
 _NAMES = {
     "containerd": (
         "io.kubernetes.cri.sandbox-namespace",

@@ -1,8 +1,8 @@
 """What the installers of the runtime wrapper share: whom it stands in front of, and who is running it.
 
-A gate is the file that a runtime calls in place of the low-level runtime; `gate` writes it. Source: contracts
-hooks-and-runtimes.md c and d.7. It must not know any runtime's configuration files. Only used by commands and
-for offers, never per container; what only commands need is imported when they plan.
+A gate is the file that a runtime calls in place of the low-level runtime; `gate` writes it. Source:
+docs/facts.md#containerd-handlers, #wrapper-calls. It must not know any runtime's configuration files. Only
+used by commands and for offers, never per container; what only commands need is imported when they plan.
 """
 
 from __future__ import annotations

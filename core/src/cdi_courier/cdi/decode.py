@@ -1,4 +1,4 @@
-r"""Bytes of a spec file → `Spec`. Source: contracts cdi.md section 3.
+r"""Bytes of a spec file → `Spec`. Source: docs/facts.md#cdi-decoding, #cdi-field-names.
 
 ``.yaml`` and ``.json`` alike are YAML 1.1 as libyaml reads it. libyaml's parser gives the events; a plain
 tree is built from them (`_Builder`), then read strictly into the model (`decode_spec`). Which values make
@@ -126,7 +126,7 @@ _BASED: Final = re.compile(r"([-+]?)(?:0[xX]([0-9a-fA-F]+)|0[oO]?([0-7]+)|0[bB](
 
 
 def resolve_scalar(text: str) -> str | bool | int | float | None:
-    """Return the value of a plain, untagged scalar. Source: contracts cdi.md section 3.2."""
+    """Return the value of a plain, untagged scalar. Source: docs/facts.md#cdi-scalars."""
     if text in _WORDS:
         return _WORDS[text]
     if text[0] not in _NUMBER_STARTS:
@@ -564,7 +564,7 @@ def _read_list(read: Callable[[Any], Any], null: Any, value: Any) -> tuple[Any, 
     items = []
     for index, item in enumerate(value):
         if item is None:
-            # The reference dereferences nil here; see contracts cdi.md section 11.
+            # The reference dereferences nil here; see docs/facts.md#cdi-decoding.
             if null is None:
                 raise Problem("CDI004", "must not be null", path=(index,))
             items.append(null)

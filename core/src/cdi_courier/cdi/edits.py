@@ -57,7 +57,7 @@ def _plain(value: Any) -> Any:
 
 
 def complete_node(node: DeviceNode) -> DeviceNode:
-    """Fill in from the host what a device node leaves open. Source: contracts cdi.md section 7.
+    """Fill in from the host what a device node leaves open. Source: docs/facts.md#cdi-injection.
 
     The result has a type, numbers and, where the host has the node, a mode; uid and gid stay as they are,
     because they follow the container's user. Raises `CdiError` ``CDI017`` that names the node.

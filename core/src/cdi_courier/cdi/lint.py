@@ -19,7 +19,7 @@ _ANNOTATION_NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,61})?[A-Za-z0-9]", 
 
 
 def advice(spec: Spec) -> list[str]:
-    """What could be better, one sentence each. Source: contracts cdi.md sections 5 and 12."""
+    """What could be better, one sentence each. Source: docs/facts.md#cdi-validation, #cdi-names."""
     return list(_advice(spec))
 
 

@@ -1,4 +1,4 @@
-"""What a CDI spec says, as frozen values. Source: contracts cdi.md section 4.
+"""What a CDI spec says, as frozen values. Source: docs/facts.md#cdi-model.
 
 Attribute names are ours, names on the wire stand in each field's metadata, and so does the type on the
 wire, from which `decode` derives how a field is read and `edits` how it is written. This module must not

@@ -1,4 +1,4 @@
-"""The spec directories on disk, rescanned when they have changed. Source: contracts cdi.md section 1.
+"""The spec directories on disk, rescanned when they have changed. Source: docs/facts.md#cdi-directories.
 
 What a spec is made of is imported with the first scan: a daemon need not wait for that before it registers.
 
@@ -342,7 +342,7 @@ def load_file(path: str, max_file_size: int = 2097152) -> Spec:
 
 
 def _conclude(scan: _Scan, dirs: tuple[str, ...]) -> Snapshot:
-    """Decide which definition of each device is in force: contracts cdi.md section 1.2."""
+    """Decide which definition of each device is in force: docs/facts.md#cdi-conflicts."""
     from cdi_courier.cdi.snapshot import DeviceEntry, Snapshot
 
     devices: dict[str, tuple[int, DeviceEntry]] = {}

@@ -1,7 +1,8 @@
-"""Which decoded specs are valid. Source: contracts cdi.md sections 4.1 and 5; the order of checks is theirs.
+"""Which decoded specs are valid. Source: docs/facts.md#cdi-versions, #cdi-validation.
 
-Two tables and one walk. A new spec version is an entry in `VERSIONS` and its fields in `model`. What the
-loader does not check is not checked here either: annotations, absolute paths, timeouts.
+The order of checks is the reference's. Two tables and one walk: a new spec version is an entry in `VERSIONS`
+and its fields in `model`. What the loader does not check is not checked here either: annotations, absolute
+paths, timeouts.
 """
 
 from __future__ import annotations

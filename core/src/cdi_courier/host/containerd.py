@@ -1,8 +1,8 @@
 """What a containerd tells, and what its configuration says. It imports grpcio; see `cri`.
 
 The CRI tells about handlers and CDI, introspection which plugins there are, and neither whether NRI is on
-(contracts runtimes-verified.md): that is seen at the NRI socket, or else read in the configuration, which the
-running daemon took as it was when it started.
+(docs/facts.md#containerd-nri-state): that is seen at the NRI socket, or else read in the configuration, which
+the running daemon took as it was when it started.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ def load(root: Root, main: _File, numbers: _Numbers) -> tuple[dict[str, Any], li
     """(merged document, files in reading order), as a containerd of this version merges its imports.
 
     Up to 1.7 each plugin's table replaces the earlier one, from 2.0 on tables are merged key by key
-    (contracts hooks-and-runtimes.md §c.3; the details are those of ``containerd config dump``). Raises
+    (docs/facts.md#containerd-configuration; the details are those of ``containerd config dump``). Raises
     `HostError` ``HST105`` for what containerd would not start with, and for more files than anybody has.
     """
     deep = numbers >= _FIRST_ENABLED

@@ -1,6 +1,6 @@
 """containerd's configuration files as an installer needs them: read, merged as containerd does, and added to.
 
-Source: contracts hooks-and-runtimes.md c.3, runtimes-verified.md (containerd). It writes nothing, and knows
+Source: docs/facts.md#containerd-configuration. It writes nothing, and knows
 nothing of what is installed. Only used by commands, never by the daemon. What it refuses bears the code of
 whoever asks.
 """

@@ -1,7 +1,7 @@
 """What a CRI-O tells: over CRI, and in plain HTTP on the same socket. Its command line tools are not used.
 
-They read /etc/crio first and fail for any malformed file there, whatever the daemon runs with (contracts
-runtimes-verified.md). The live configuration is the authority for NRI, which no reload changes.
+They read /etc/crio first and fail for any malformed file there, whatever the daemon runs with
+(docs/facts.md#cri-o-over-http). The live configuration is the authority for NRI, which no reload changes.
 """
 
 from __future__ import annotations

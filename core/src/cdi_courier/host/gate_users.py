@@ -1,7 +1,7 @@
 """Which containers depend on a gate: a runtime wrapper whose path their runtime has noted for them.
 
-A gate that is removed too early leaves containers that can be neither entered nor stopped (contracts
-hooks-and-runtimes.md c.2, runtimes-verified.md A3). So this is asked before one is removed: by commands, and
+A gate that is removed too early leaves containers that can be neither entered nor stopped
+(docs/facts.md#containerd-handlers, #cri-o-handlers). So this is asked before one is removed: by commands, and
 as ``python3 -I -S gate_users.py GATE [FILE…]`` by a person. Package scripts, which may not have Python any
 more, ask the same in sh: ``packaging/kept.sh``.
 It imports only the standard library, asks no daemon, and reads what the runtimes have written.

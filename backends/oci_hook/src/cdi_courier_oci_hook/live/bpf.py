@@ -1,7 +1,7 @@
 """The few bpf(2) calls that reading and exchanging a cgroup's device filters takes. Light module.
 
 One small function a command; every failure is an `OSError`. It must not know what is in a program
-(`device_filter`) or whose cgroup it is (`cgroup`). Source: contracts hooks-and-runtimes.md d.4; the kernel's
+(`device_filter`) or whose cgroup it is (`cgroup`). Source: docs/facts.md#device-filters; the kernel's
 include/uapi/linux/bpf.h.
 """
 

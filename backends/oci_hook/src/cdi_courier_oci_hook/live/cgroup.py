@@ -1,7 +1,7 @@
 """Lets a container that exists already use devices: its device cgroup, of version 1, 2 or both.
 
 Light module. It must not know what asks for the devices, nor how they come into the container's file system.
-Source: contracts hooks-and-runtimes.md d.4.
+Source: docs/facts.md#device-filters, #device-cgroup-scopes.
 
 A process is in one cgroup of each hierarchy, and everything from there up has its say. What belongs to the
 container is changed, from the cgroup of its process up to the one that its runtime made for it, its scope;
@@ -141,7 +141,7 @@ def scope_of(path: str, own: str, cgroups_path: str) -> str | None:
             end = fitting[-1]
             break
     else:
-        # crun puts the process below the scope, see contracts hooks-and-runtimes.md d.4.
+        # crun puts the process below the scope, see docs/facts.md#device-cgroup-scopes.
         if parts[-1] == "container" and len(parts) > 1 and parts[-2].endswith(".scope"):
             end -= 1
     scope = "/" + "/".join(parts[:end])

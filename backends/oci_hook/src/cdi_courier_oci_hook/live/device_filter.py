@@ -1,7 +1,7 @@
 """Device filters as data: programs of type BPF_PROG_TYPE_CGROUP_DEVICE, read, judged and extended.
 
 Light module, pure: bytes in, bytes out. It must not know where a program came from, what a cgroup is, or that
-there are system calls (`bpf`). Source: contracts hooks-and-runtimes.md d.4; the kernel's
+there are system calls (`bpf`). Source: docs/facts.md#device-filters; the kernel's
 Documentation/bpf/standardization/instruction-set.rst.
 
 A program is asked with three words, to which R1 points: the device's type (low half) with the access asked

@@ -1,7 +1,7 @@
 """The device cgroup of version 2: programs, replaced by such as say yes to more. Light module.
 
 It must not know whose cgroup it is (`cgroup`), nor what a program looks like (`device_filter`).
-Source: contracts hooks-and-runtimes.md d.4.
+Source: docs/facts.md#device-filters.
 
 A program is never changed: a new one is loaded and attached in the place of the old one, in one step from
 Linux 5.6 on. That does not grow without end, since a program that says yes already is left alone. So what was

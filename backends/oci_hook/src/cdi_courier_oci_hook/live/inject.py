@@ -5,7 +5,7 @@ child goes into the container's mount namespace and puts it there, and waits: on
 well is it told to leave things as they are. If it is told otherwise, or nothing because this process has been
 killed, it takes away what it made. The host's own mounts and files are never touched.
 
-It must not know annotations, policy or settings. Source: contracts hooks-and-runtimes.md d.2 and d.3.
+It must not know annotations, policy or settings. Source: docs/facts.md#live-containers, #user-namespaces.
 """
 
 from __future__ import annotations

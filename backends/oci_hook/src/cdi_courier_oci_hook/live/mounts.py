@@ -3,7 +3,7 @@
 In two halves. `prepare` works in the host's view: it takes a detached copy of what is to be mounted and gives
 it its attributes, so that no one ever sees it without them. `attach` works in the container's mount namespace
 and puts the copy onto a descriptor; nothing is mounted on the host at any time.
-Source: contracts hooks-and-runtimes.md d.2.5 and d.3, mount_setattr(2).
+Source: docs/facts.md#live-mounts, #user-namespaces, mount_setattr(2).
 """
 
 from __future__ import annotations

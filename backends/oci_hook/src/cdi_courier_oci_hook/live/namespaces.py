@@ -1,7 +1,7 @@
 """The namespaces of a container's first process: which are its own, and how to get into them. Light module.
 
 A container without a mount namespace of its own is refused: what would be put into it would be on the host.
-Source: contracts hooks-and-runtimes.md d.2.2, d.2.7 and d.3, setns(2).
+Source: docs/facts.md#live-namespaces, #user-namespaces, setns(2).
 """
 
 from __future__ import annotations

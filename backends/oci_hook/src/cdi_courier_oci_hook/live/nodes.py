@@ -2,7 +2,7 @@
 
 A node is made, not bind-mounted, wherever that is possible: a bind mount keeps the host's owner and mode.
 What the host shares with the container, such as a bind mount of its ``/dev``, is looked at and never changed.
-Source: contracts hooks-and-runtimes.md d.2.4.
+Source: docs/facts.md#live-nodes.
 """
 
 from __future__ import annotations

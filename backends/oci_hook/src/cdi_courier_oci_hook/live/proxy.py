@@ -4,7 +4,7 @@ A hook of stage prestart or createRuntime runs in the host's namespaces, one of 
 container's, before the root is changed: it sees the host's paths. Each gets the state on stdin, and the
 environment that its spec names and nothing else. Its output goes to a file in memory, not to our stdout or
 stderr: runtimes wait until whoever inherited those has closed them.
-Source: contracts hooks-and-runtimes.md d.1, d.2.8.
+Source: docs/facts.md#hook-stages, #proxied-hooks.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ is then done is done to the descriptor that came out. No path is resolved and th
 made one at a time, each below a descriptor of the one before.
 
 It must not know devices, CDI, or how the process came into the container's mount namespace.
-Source: contracts hooks-and-runtimes.md d.2 and i.
+Source: docs/facts.md#container-paths.
 """
 
 from __future__ import annotations

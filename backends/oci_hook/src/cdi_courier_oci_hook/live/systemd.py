@@ -2,7 +2,7 @@
 
 systemd writes a scope's device filter anew whenever it is told to reload, from the list that it has. So what
 is to stay must be in that list; what is changed only in the filter is lost with the next ``daemon-reload``.
-It must not know of cgroup directories and programs (`cgroup`). Source: contracts hooks-and-runtimes.md d.4.
+It must not know of cgroup directories and programs (`cgroup`). Source: docs/facts.md#systemd-device-lists.
 """
 
 from __future__ import annotations
