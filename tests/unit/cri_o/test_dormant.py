@@ -36,6 +36,17 @@ def test_its_files_tell_what_it_will_run_with(site: Site, program: Program) -> N
     assert runtime.problems == ("CRI-O does not run",)
 
 
+@pytest.mark.parametrize(("name", "nri"), [("10-theirs.conf", "on"), ("99-theirs.conf", "off")])
+def test_the_drop_in_counts_in_its_place(site: Site, program: Program, name: str, nri: str) -> None:
+    """What CRI-O will read after it has the last word, as when it starts."""
+    program("echo 'crio version 1.28.1'")
+    site.drop_in.write_text("[crio.nri]\nenable_nri = true\n")
+    (site.folder / name).write_text("[crio.nri]\nenable_nri = false\n")
+    (runtime,) = found(site)
+
+    assert runtime.get("nri") == nri
+
+
 @pytest.mark.parametrize(
     ("version", "nri"), [("1.25.1", "absent"), ("1.26.0", "off"), ("1.30.0", "on"), ("", None)]
 )

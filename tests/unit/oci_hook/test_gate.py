@@ -500,6 +500,18 @@ def test_what_is_no_gate_has_no_real_runtime(tmp_path: Path, content: bytes | No
     assert gate.real_of(str(path)) is None
 
 
+@pytest.mark.parametrize("path", ["runc", "./runc", "sub/runc"])
+def test_a_gate_is_not_looked_for_where_the_caller_happens_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """A configuration may name a program alone; a file of that name in some folder is nobody's word."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / path).write_text("#!/bin/sh\n# cdi-courier gate: x\nreal=/tmp/evil\n")
+
+    assert gate.real_of(path) is None
+
+
 @pytest.mark.parametrize(
     ("kind", "origin"),
     [("containerd", "kubernetes"), ("cri-o", "kubernetes"), ("docker", "local"), ("", "local")],

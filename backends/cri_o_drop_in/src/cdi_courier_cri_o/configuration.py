@@ -15,7 +15,7 @@ from attrs import evolve, field, frozen
 from cdi_courier import tomledit
 from cdi_courier.errors import CourierError, HostError, quoted
 from cdi_courier.host import unix_http
-from cdi_courier.host.answers import from_toml, table
+from cdi_courier.host.answers import from_toml, table, text
 from cdi_courier.host.files import Root
 
 if TYPE_CHECKING:
@@ -69,6 +69,13 @@ class Configuration:
         return merged(file.document for file in self.files)
 
     @property
+    def to_come(self) -> dict[str, Any]:
+        """What a CRI-O that starts now will run with, but for its defaults: the files, ours in its place."""
+        later = self.later
+        before = [file.document for file in self.files if file not in later]
+        return merged([*before, self.ours, *(file.document for file in later)])
+
+    @property
     def later(self) -> tuple[ConfigFile, ...]:
         """The files that CRI-O reads after ours."""
         return tuple(
@@ -113,6 +120,11 @@ def merged(documents: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def handlers_of(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """The runtime handlers of a document: name → table."""
     return table(document, "crio", "runtime", "runtimes")
+
+
+def default_of(document: Mapping[str, Any]) -> str:
+    """The name of the default handler; ``""`` if the document does not say it."""
+    return text(table(document, "crio", "runtime").get("default_runtime")) or ""
 
 
 def _merge(target: dict[str, Any], source: Mapping[str, Any], path: tuple[str, ...]) -> None:

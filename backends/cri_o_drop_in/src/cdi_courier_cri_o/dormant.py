@@ -34,9 +34,7 @@ def describe(settings: Settings) -> Sequence[Runtime]:
     findings.learn("config_exists", os.path.exists(main), main)
     version = dryrun.version(program) if program else ""
     runtime = Runtime(_KEY, "cri-o", version, "", findings.facts)
-    found = configuration.from_files(runtime, settings)
-    stored = configuration.merged([*(file.document for file in found.files), found.ours])
-    crio.learn_from_config(stored, findings, _SOURCE)
+    crio.learn_from_config(configuration.from_files(runtime, settings).to_come, findings, _SOURCE)
     numbers = runtime.version_tuple
     if numbers is not None:
         state = "absent" if numbers < _FIRST_WITH_NRI else "on" if numbers >= _FIRST_WITH_NRI_ON else "off"

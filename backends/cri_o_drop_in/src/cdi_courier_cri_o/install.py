@@ -168,11 +168,10 @@ def _obsolete(runtime: Runtime) -> Iterator[FileChange]:
 def _default(runtime: Runtime, found: Configuration, settings: Settings) -> tuple[str, dict[str, Any]]:
     """The handler that is the default without us, and its table."""
     ours = settings.oci_hook.handler
-    running = found.running or {}
-    name = running.get("crio", {}).get("runtime", {}).get("default_runtime")
-    stored = found.stored
-    if name in (None, "", ours):
-        name = stored.get("crio", {}).get("runtime", {}).get("default_runtime") or _built_in(runtime)
+    running, stored = found.running or {}, found.stored
+    name = configuration.default_of(running)
+    if name in ("", ours):
+        name = configuration.default_of(stored) or _built_in(runtime)
     for document in (running, stored):
         table = configuration.handlers_of(document).get(name)
         if isinstance(table, dict):
@@ -186,7 +185,7 @@ def _default(runtime: Runtime, found: Configuration, settings: Settings) -> tupl
         return name, {"runtime_type": "oci", "runtime_root": f"/run/{name}"}
     raise HostError(
         "CRI102",
-        f"default_runtime is {quoted(str(name))}, and no file of CRI-O's has a handler of that name",
+        f"default_runtime is {quoted(name)}, and no file of CRI-O's has a handler of that name",
         "correct [crio.runtime] default_runtime, or start CRI-O so that it can be asked",
     )
 

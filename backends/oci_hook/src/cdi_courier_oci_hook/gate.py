@@ -178,7 +178,12 @@ def render(gate: Gate) -> bytes:
 
 
 def real_of(path: str) -> str | None:
-    """The real runtime of the gate at `path`; None if there is no gate, or nothing that can be read."""
+    """The real runtime of the gate at `path`; None if there is no gate, or nothing that can be read.
+
+    A relative path is none: whoever chose the working directory would choose what runs as root.
+    """
+    if not os.path.isabs(path):
+        return None
     try:
         with open(path, "rb") as file:
             head = file.read(_LONGEST)
