@@ -60,6 +60,15 @@ def test_what_files_do_not_say_is_the_versions_default(
     assert runtime.get("nri") == nri
 
 
+def test_no_file_gives_an_old_version_what_it_lacks(site: Site, program: Program) -> None:
+    """CRI-O ignores keys that it does not know, such as those of a newer one that was here before."""
+    program("echo 'crio version 1.25.1'")
+    site.main.write_text("[crio.nri]\nenable_nri = true\n")
+    (runtime,) = found(site)
+
+    assert runtime.get("nri") == "absent"
+
+
 def test_a_host_without_cri_o_has_none(site: Site) -> None:
     """Neither a program nor a file of it is here."""
     site.folder.rmdir()

@@ -42,6 +42,25 @@ def test_what_cri_o_accepts_is_planned(site: Site, program: Program) -> None:
     assert not site.drop_in.exists()
 
 
+@pytest.mark.parametrize("path", [None, "", ":", ".", "relative"])
+def test_a_program_of_the_working_directory_is_not_cri_o(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str | None
+) -> None:
+    """Whatever PATH is or lacks: whoever owns that folder would have root run it."""
+    for name in ("crio", "relative/crio"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(dryrun, "FOLDERS", ("/nonexistent",))
+    if path is None:
+        monkeypatch.delenv("PATH", raising=False)
+    else:
+        monkeypatch.setenv("PATH", path)
+
+    assert dryrun.program(None) == ""
+
+
 def test_without_a_main_file_cri_o_is_told_so(site: Site, program: Program) -> None:
     """Naming one that is not there would make it fail."""
     log = site.root / "log"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from cdi_courier.host.model import Runtime
     from cdi_courier.settings import Settings
 
+# As in `cdi_courier.host.crio`, which brings grpcio.
 MAIN: Final = "/etc/crio/crio.conf"
 DROP_IN: Final = "90-cdi-courier.conf"
 

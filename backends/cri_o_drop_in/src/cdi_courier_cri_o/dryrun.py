@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from .configuration import Configuration
 
 _TIMEOUT: Final = 30.0  # seconds; it takes a fraction of one
-_PLACES: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+FOLDERS: Final = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+"""Where daemons look for programs."""
+
 _MESSAGE: Final = re.compile(r'msg="((?:[^"\\]|\\.)*)"')
 
 
@@ -36,8 +38,9 @@ def program(pid: int | None) -> str:
         # After an upgrade it is "… (deleted)", and the new one is what will be restarted.
         if os.path.basename(path) == "crio" and os.access(path, os.X_OK):
             return path
-    found = shutil.which("crio", path=f"{os.environ.get('PATH', '')}:{_PLACES}")
-    return os.path.abspath(found) if found else ""
+    # Not the working directory, as which an empty entry counts: what is found is run as root.
+    own = [folder for folder in os.environ.get("PATH", "").split(":") if os.path.isabs(folder)]
+    return shutil.which("crio", path=":".join((*own, *FOLDERS))) or ""
 
 
 def version(crio: str) -> str:

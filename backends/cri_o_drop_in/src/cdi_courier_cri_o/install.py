@@ -206,7 +206,7 @@ def _program(value: Any, key: str, handler: str) -> str:
     path = value if isinstance(value, str) else ""
     if path and "/" not in path:
         # CRI-O looks handlers without a path up in PATH, by their name.
-        for folder in ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"):
+        for folder in dryrun.FOLDERS:
             if _is_program(f"{folder}/{path}"):
                 return f"{folder}/{path}"
     if not _is_program(path):

@@ -103,7 +103,11 @@ def files(settings: Settings, name: str, real: str, kind: Kind) -> tuple[FileCha
     made = make(settings, real, kind)
     path = os.path.join(made.gate_dir, name)
     if os.path.realpath(path) == os.path.realpath(real):
-        raise HostError("HOK013", f"{quoted(real, None)} cannot be wrapped: the gate would call itself")
+        raise HostError(
+            "HOK013",
+            f"{quoted(real, None)} cannot be wrapped: the gate would call itself",
+            "name the runtime that creates containers, or another [oci_hook] gate_dir",
+        )
     return (
         FileChange(
             os.path.join(made.gate_dir, patterns.NAME),
@@ -229,5 +233,7 @@ def _program(name: str) -> str:
     """Where the system has it; never where the caller's PATH might."""
     found = shutil.which(name, path=_SYSTEM_PATH)
     if found is None:
-        raise HostError("HOK013", f"there is no {name} in {_SYSTEM_PATH}, which a gate needs")
+        raise HostError(
+            "HOK013", f"there is no {name} in {_SYSTEM_PATH}, which a gate needs", f"install {name}"
+        )
     return found

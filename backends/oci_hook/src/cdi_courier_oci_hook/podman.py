@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 HOOKS_DIR: Final = "/etc/cdi-courier/podman-hooks.d"
 """Nobody else's: CRI-O and Buildah fail on a stage they do not know, and read the usual folders."""
 
-HOOK: Final = f"{HOOKS_DIR}/cdi-courier.json"
+HOOK: Final = f"{HOOKS_DIR}/{hooksd.NAME}"
 DROP_IN: Final = "/etc/containers/containers.conf.d/90-cdi-courier.conf"
 
 _NAME = "oci_hook"
@@ -53,7 +53,11 @@ def plan(runtime: Runtime, settings: Settings) -> ChangeSet:
     dirs = runtime.get("hooks_dirs")
     if dirs is None:
         because = f": {runtime.problems[0]}" if runtime.problems else ""
-        raise HostError("HOK101", f"the hooks directories that Podman reads are not known{because}")
+        raise HostError(
+            "HOK101",
+            f"the hooks directories that Podman reads are not known{because}",
+            "cdi-courier doctor shows what is known of it and from where",
+        )
     _must_count(runtime, dirs)
     families = injector_of(settings).families
     hooks_dirs = [*dict.fromkeys(path for path in dirs if path != HOOKS_DIR), HOOKS_DIR]
