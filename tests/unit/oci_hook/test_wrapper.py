@@ -370,6 +370,22 @@ def test_a_real_runtime_that_is_gone_is_said(files: Any) -> None:
     assert f'HOK009: the real runtime "{gated.real}" cannot be run' in reached.stderr
 
 
+@pytest.mark.parametrize("key", [1, None], ids=str)
+def test_patterns_that_cannot_be_made_of_the_table_keep_no_container_away(files: Any, key: object) -> None:
+    """The gate goes on asking Python, which is only slower, and nobody sees a traceback."""
+    gated = gated_by(files)
+    path = bundle(files, {KEY: "v.com/c=a"})
+    document = json.loads(files.table.read_bytes())
+    document["keys"].append([[key, True]])
+    files.table.write_text(json.dumps(document))
+    (files.root / "gates/patterns").unlink()
+
+    reached = gated.call("create", "--bundle", str(path), "x")
+
+    assert (reached.who, reached.stderr) == ("real", "")
+    assert config(path)["annotations"]["cdi-courier.io/status"] == "injected:v.com/c=a"
+
+
 # --- exec ----------------------------------------------------------------------------------------------
 
 

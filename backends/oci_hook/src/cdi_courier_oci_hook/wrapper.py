@@ -183,14 +183,17 @@ def _is_sandbox(request: ContainerRequest, kind: str) -> bool:
 
 
 def _refresh(installed: Wrapped) -> None:
-    """Tell the gate what to look for, if the table holds; if not, the full pipeline will."""
+    """Tell the gate what to look for, if the table holds; if not, the full pipeline will.
+
+    Where it cannot be told, the next container takes this way too, which is only slower.
+    """
     now = time.time_ns()
     known = table.read(table.place(installed.state_dir), installed.settings)
     if known is not None:
         try:
             patterns.write(installed.gate_dir, installed.settings, known.families + known.foreign, now)
-        except OSError:
-            return  # the next container takes this way too, which is only slower
+        except (OSError, TypeError, ValueError):
+            return  # also a table that is not what it says: `entry.decide` finds that
 
 
 # --- exec ----------------------------------------------------------------------------------------------
