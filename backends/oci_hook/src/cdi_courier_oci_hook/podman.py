@@ -60,7 +60,8 @@ def plan(runtime: Runtime, settings: Settings) -> ChangeSet:
         )
     _must_count(runtime, dirs)
     families = injector_of(settings).families
-    hooks_dirs = [*dict.fromkeys(path for path in dirs if path != HOOKS_DIR), HOOKS_DIR]
+    others = _dirs_without_ours(runtime, dirs)
+    hooks_dirs = [*dict.fromkeys(path for path in others if path != HOOKS_DIR), HOOKS_DIR]
     return ChangeSet(
         _NAME,
         runtime.key,
@@ -70,6 +71,20 @@ def plan(runtime: Runtime, settings: Settings) -> ChangeSet:
         ),
         notes=tuple(_notes(families)),
     )
+
+
+def _dirs_without_ours(runtime: Runtime, dirs: Sequence[str]) -> Sequence[str]:
+    """The list that would be in force without our drop-in. dirs: the one that is."""
+    if DROP_IN not in runtime.facts["hooks_dirs"].source:
+        return dirs
+    from cdi_courier.host import podman
+    from cdi_courier.host.answers import Findings
+    from cdi_courier.host.files import Root
+
+    findings = Findings()
+    podman.learn_from_files(Root(), runtime.get("config", ""), "", findings, without=DROP_IN)
+    found: Sequence[str] = findings.value("hooks_dirs") or ()
+    return found
 
 
 def _must_count(runtime: Runtime, dirs: Sequence[str]) -> None:
