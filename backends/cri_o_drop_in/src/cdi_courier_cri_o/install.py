@@ -19,7 +19,7 @@ from . import configuration, dropin, dryrun, offers, ways
 from .backend import NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from cdi_courier.host.model import Runtime
     from cdi_courier.settings import Settings
@@ -77,7 +77,7 @@ def plan(runtime: Runtime, settings: Settings, *, restart: bool = True) -> Chang
     else:
         notes.append("CRI-O's program was not found, so that it could not read the drop-in for a try")
     files = (*_obsolete(runtime), *files, FileChange(found.drop_in, content, offers.WHAT[mode]))
-    if offers.offer(runtime, settings).needs == "nothing" and not _changed(files):
+    if offers.offer(runtime, settings).needs == "nothing" and ways.are_written(files):
         return ChangeSet(NAME, runtime.key, notes=(f"{runtime.key} is set up already",))
     notes += [f"not verified: {what}" for what in found.unverified]
     notes += _notes(mode, runtime, settings, tables)
@@ -144,7 +144,7 @@ def _hook(runtime: Runtime, settings: Settings, notes: list[str]) -> ChangeSet:
             "make one of them, or name another in [crio.runtime] hooks_dir and restart CRI-O",
         )
     files = ways.hook_files(settings, directory)
-    if not _changed(files):
+    if ways.are_written(files):
         return ChangeSet(NAME, runtime.key, notes=(f"{runtime.key} is set up already",))
     notes.append("CRI-O reads the hook for the next container; nothing is restarted")
     notes.append("env, additional groups and hooks of later stages are not delivered this way")
@@ -287,18 +287,6 @@ def _keys(tables: Mapping[tuple[str, ...], Mapping[str, Any]]) -> dict[tuple[str
     }
 
 
-def _changed(files: Sequence[FileChange]) -> bool:
-    for change in files:
-        try:
-            with open(change.path, "rb") as file:
-                current: bytes | None = file.read()
-        except OSError:
-            current = None
-        if current != change.content:
-            return True
-    return False
-
-
 def _notes(mode: str, runtime: Runtime, settings: Settings, tables: _Tables) -> Iterator[str]:
     if mode == "nri":
         socket = offers.nri_socket(runtime)
@@ -314,10 +302,7 @@ def _notes(mode: str, runtime: Runtime, settings: Settings, tables: _Tables) -> 
     if settings.oci_hook.handler_mode == "default":
         yield f"a pod without RuntimeClass runs with handler {name} after the restart"
         return
-    yield (
-        f"only pods with this RuntimeClass are served:\napiVersion: node.k8s.io/v1\nkind: RuntimeClass\n"
-        f"metadata:\n  name: {name}\nhandler: {name}"
-    )
+    yield ways.runtime_class(settings)
 
 
 def _restart(runtime: Runtime, settings: Settings) -> str:

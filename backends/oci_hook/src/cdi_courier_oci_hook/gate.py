@@ -95,10 +95,11 @@ def make(settings: Settings, real: str, kind: Kind) -> Gate:
 
 
 def files(settings: Settings, name: str, real: str, kind: Kind) -> tuple[FileChange, ...]:
-    """What installing a gate writes: the patterns, and the gate as ``[oci_hook] gate_dir``/`name`.
+    """What installing a gate writes: the patterns, and as ``[oci_hook] gate_dir``/`name` the gate itself.
 
-    The patterns are first, since a gate without them starts Python for every container. They are written anew
-    whenever ``[annotations]`` changes. Raises as `make` and `render`.
+    The patterns are first, since a gate without them starts Python for every container; they are written anew
+    whenever ``[annotations]`` changes. Containers depend on both as long as they exist. Raises as `make` and
+    `render`.
     """
     made = make(settings, real, kind)
     path = os.path.join(made.gate_dir, name)
@@ -113,8 +114,10 @@ def files(settings: Settings, name: str, real: str, kind: Kind) -> tuple[FileCha
             os.path.join(made.gate_dir, patterns.NAME),
             patterns.render(made.settings, injector_of(settings).families),
             "what the gate looks for in a container's config",
+            held=True,
+            rewritten=True,
         ),
-        FileChange(path, render(made), f"the gate in front of {real}", mode=0o755),
+        FileChange(path, render(made), f"the gate in front of {real}", mode=0o755, held=True, rewritten=True),
     )
 
 
