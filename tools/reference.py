@@ -379,7 +379,7 @@ _RUNTIME_KEYS = """\
 KEY is a kind (`containerd`, `cri-o`, `docker`, `podman`) or, in quotes, the path of the runtime's socket; a
 path beats a kind."""
 
-_TYPES = {str: "string", int: "whole number", float: "number", bool: "boolean"}
+_TYPES: dict[Any, str] = {str: "string", int: "whole number", float: "number", bool: "boolean"}
 
 
 def _row(section: str, attribute: attrs.Attribute[Any]) -> str:

@@ -7,6 +7,7 @@ be changed. The daemon loads it, so that grpcio is not to be had here.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 from typing import TYPE_CHECKING, Any, Final
@@ -145,13 +146,30 @@ def _files(main: str, folder: str) -> Iterable[ConfigFile]:
         try:
             data = Root().read(path)
         except FileNotFoundError:
+            if path != main and os.path.islink(path):
+                raise _unusable(path, "it is a link that leads nowhere") from None
             continue
         except HostError as error:
             raise _unusable(path, error.message) from None
         try:
-            yield ConfigFile(path, data, tomledit.parse(data))
+            yield ConfigFile(path, data, _folded(tomledit.parse(data.removeprefix(codecs.BOM_UTF8)), ()))
         except ValueError as error:
             raise _unusable(path, f"it is not TOML: {error}") from None
+
+
+def _folded(source: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    """The document with CRI-O's own keys in lower case, which CRI-O reads in any; names stay as they are."""
+    own = path[:-1] in _MAPS if len(path) > 3 else path not in _MAPS
+    result: dict[str, Any] = {}
+    for key, value in source.items():
+        name = key.lower() if own else key
+        known = result.get(name)
+        if isinstance(value, dict):
+            folded = _folded(value, (*path, name))
+            result[name] = merged((known, folded)) if isinstance(known, dict) else folded
+        else:
+            result[name] = value
+    return result
 
 
 def _below(folder: str) -> Sequence[str]:
@@ -179,7 +197,7 @@ def _order(folder: str, path: str) -> tuple[bytes, ...]:
 def _unusable(path: str, why: str) -> CourierError:
     return HostError(
         "CRI103",
-        f"CRI-O would not start again: {quoted(path, None)}: {why}",
+        f"CRI-O may not start again: {quoted(path, None)}: {why}",
         "CRI-O reads every file in its drop-in folder, whatever its name; mend this one or move it away",
         file=path,
     )
