@@ -16,6 +16,7 @@ from cdi_courier.errors import CourierError, HostError, quoted
 from cdi_courier.host import containerd_files as files
 
 from . import wrapping
+from .backend import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -61,7 +62,7 @@ def plan(runtime: Runtime, settings: Settings) -> ChangeSet:
     )
     version = runtime.version_tuple
     path = files.main_path(runtime, settings)
-    before = changes.without_ours(wrapping.NAME, runtime.key, folder=changes.FOLDER)
+    before = changes.without_ours(NAME, runtime.key, folder=changes.FOLDER)
     data = before[path] if path in before else files.read(path, _UNREADABLE)
     main = files.parsed(path, data, version, _UNREADABLE)
     if main.schema == 1:
@@ -91,7 +92,7 @@ def plan(runtime: Runtime, settings: Settings) -> ChangeSet:
     _must_count(documents, _handlers(after, plugin, replaces=main.replaces), plugin, (name, ours), default)
     everything = (*wrapping.gate_files(runtime, settings, real), *changed)
     planned = ChangeSet(
-        wrapping.NAME,
+        NAME,
         runtime.key,
         everything,
         files.restart_command(runtime, settings),

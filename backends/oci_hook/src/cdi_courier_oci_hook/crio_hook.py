@@ -14,6 +14,7 @@ from cdi_courier.errors import HostError, quoted
 from cdi_courier.hookspecs import Offer
 
 from . import hooksd
+from .backend import NAME
 
 if TYPE_CHECKING:
     from cdi_courier.changes import ChangeSet
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from cdi_courier.host.model import Runtime
     from cdi_courier.settings import Settings
 
-_BACKEND: Final = "oci_hook"
 _OCI: Final = "oci"
 _SANDBOXES: Final = ("runsc", "kata-runtime")
 _FIRST_WITH_CREATE_RUNTIME: Final = (1, 19, 0)
@@ -53,7 +53,7 @@ def offer(runtime: Runtime) -> Offer:
 
 
 def _offer(needs: Needs, reason: str) -> Offer:
-    return Offer(_BACKEND, "partial", needs, reason)
+    return Offer(NAME, "partial", needs, reason)
 
 
 def plan(runtime: Runtime, settings: Settings) -> ChangeSet:
@@ -76,7 +76,7 @@ def plan(runtime: Runtime, settings: Settings) -> ChangeSet:
     version = runtime.version_tuple
     old = version is not None and version < _FIRST_WITH_CREATE_RUNTIME
     return ChangeSet(
-        _BACKEND,
+        NAME,
         runtime.key,
         hooksd.files(settings, folder, "cri-o", stage="prestart" if old else "createRuntime"),
         notes=(

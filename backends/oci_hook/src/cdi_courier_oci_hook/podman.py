@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from cdi_courier.errors import HostError, quoted
 
 from . import hooksd, installation, precreate
+from .backend import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,8 +27,6 @@ HOOKS_DIR: Final = "/etc/cdi-courier/podman-hooks.d"
 
 HOOK: Final = f"{HOOKS_DIR}/{hooksd.NAME}"
 DROP_IN: Final = "/etc/containers/containers.conf.d/90-cdi-courier.conf"
-
-_NAME = "oci_hook"
 
 
 def is_installed(runtime: Runtime) -> bool:
@@ -63,7 +62,7 @@ def plan(runtime: Runtime, settings: Settings) -> ChangeSet:
     others = _dirs_without_ours(runtime, dirs)
     hooks_dirs = [*dict.fromkeys(path for path in others if path != HOOKS_DIR), HOOKS_DIR]
     return ChangeSet(
-        _NAME,
+        NAME,
         runtime.key,
         (
             FileChange(HOOK, _hook(settings, families), "the hook that edits annotated containers"),

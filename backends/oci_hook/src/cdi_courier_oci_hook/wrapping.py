@@ -15,14 +15,14 @@ from cdi_courier.hookspecs import Offer
 from cdi_courier.host import processes
 from cdi_courier.host.files import Root
 
+from .backend import NAME
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from cdi_courier.changes import FileChange
     from cdi_courier.host.model import Runtime
     from cdi_courier.settings import Settings
-
-NAME: Final = "oci_hook"
 
 RUNC_LIKE: Final = ("io.containerd.runc.v2", "io.containerd.runc.v1")
 """Types whose shim calls a program with runc's command line, which their options name."""
