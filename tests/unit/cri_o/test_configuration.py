@@ -99,7 +99,7 @@ def test_a_file_that_goes_while_the_folder_is_read_is_none(
 
 
 def test_a_byte_order_mark_is_passed_over(site: Site) -> None:
-    """As by CRI-O 1.36.3; the dry run gets the file as it is."""
+    """As by CRI-O 1.37; the dry run gets the file as it is."""
     data = b"\xef\xbb\xbf[crio.nri]\nenable_nri = false\n"
     (site.folder / "99.conf").write_bytes(data)
     (file,) = read(site).files
@@ -108,7 +108,7 @@ def test_a_byte_order_mark_is_passed_over(site: Site) -> None:
 
 
 def test_keys_count_whatever_their_case_and_names_as_they_are(site: Site) -> None:
-    """As CRI-O 1.36.3 reads them; what a handler is called, and what is handed on, is not its own."""
+    """As CRI-O 1.37 reads them; what a handler is called, and what is handed on, is not its own."""
     (site.folder / "99.conf").write_text(
         "[CRIO.Nri]\nEnable_NRI = false\n[Crio.Runtime]\nDEFAULT_runtime = 'Mine'\n"
         "[crio.runtime.Runtimes.Mine]\nRuntime_Path = '/x'\n"

@@ -118,6 +118,18 @@ def test_a_value_that_is_the_default_comes_out_as_a_comment(site: Site, program:
     assert site.plan().files
 
 
+@pytest.mark.parametrize("name", ["x.y", '"x.y"'], ids=["bare", "quoted"])
+def test_a_handlers_name_with_a_dot_comes_out_with_quotes_or_without(
+    site: Site, program: Program, name: str
+) -> None:
+    """CRI-O 1.37 reads the name as it is meant, and prints it as if it were two."""
+    site.told(cri_o_drop_in={"mode": "handler"}, oci_hook={"handler": "x.y", "handler_mode": "named"})
+    gate = f"{site.root}/bin/cdi-courier-cri-o"
+    program(f"echo '[crio.runtime.runtimes.{name}]'; echo 'runtime_path = \"{gate}\"'")
+
+    assert site.plan().files
+
+
 @pytest.mark.parametrize("script", ["exec sleep 60", None], ids=["hangs", "cannot be run"])
 def test_a_program_that_does_not_answer_is_told(
     site: Site, program: Program, monkeypatch: pytest.MonkeyPatch, script: str | None

@@ -137,15 +137,18 @@ def _cause(stderr: str) -> str:
 def _printed(text: str, key: tuple[str, ...]) -> Any:
     """The value that the configuration printed has for the key; None where it has none.
 
-    What equals CRI-O's default is printed as a comment.
+    What equals CRI-O's default is printed as a comment, and names of handlers without quotes, so that a dot
+    in one looks like another table (1.37).
     """
     try:
-        value: Any = tomllib.loads(text)
+        document = tomllib.loads(text)
     except ValueError:
         return None
-    for part in key:
-        value = value.get(part) if isinstance(value, dict) else None
-    if value is not None:
-        return value
+    for path in (key, ".".join(key).split(".")):
+        value: Any = document
+        for part in path:
+            value = value.get(part) if isinstance(value, dict) else None
+        if value is not None:
+            return value
     match = re.search(rf"^#[ \t]*{re.escape(key[-1])} = (true|false)$", text, re.MULTILINE)
     return match[1] == "true" if match else None
