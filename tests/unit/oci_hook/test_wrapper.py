@@ -616,6 +616,49 @@ def test_without_its_interpreter_nothing_changes_for_who_does_not_ask(files: Any
     assert "HOK003" in asks.stderr
 
 
+BROKEN = {
+    "not-toml": "x = [",
+    "unknown-key": "no.such = 1",
+    "wrong-type": "policy.default = 1",
+    "unknown-dialect": "annotations.dialects = ['gone']",
+}
+
+
+def break_settings(files: Any, text: str) -> None:
+    """Add to the settings, which are newer than the gate's patterns from then on."""
+    files.settings.write_text(f"{files.settings.read_text()}\n{text}\n")
+    os.utime(files.settings, ns=(0, os.stat(files.settings).st_mtime_ns + 2 * RESTED_NS))
+
+
+@pytest.mark.parametrize("broken", BROKEN.values(), ids=list(BROKEN))
+def test_settings_that_cannot_be_used_keep_only_those_away_that_ask(files: Any, broken: str) -> None:
+    """A typo must not stop every container of the node; who asks is told by what was last in force."""
+    gated = gated_by(files)
+    break_settings(files, broken)
+    asked = {f"{KEY}/pod": "v.com/c=a"}
+
+    for others in ({}, {"other": "x"}):
+        path = bundle(files, others, hostname=f'"{KEY}')
+        before = modes(path)
+        reached = gated.call("create", "--bundle", str(path), "x")
+        assert (reached.who, reached.stderr, modes(path)) == ("real", "", before)
+    reached = gated.call("create", "--bundle", str(bundle(files, asked)), "x")
+    assert (reached.who, reached.returncode) == ("", 1)
+    assert reached.stderr.startswith("cdi-courier: SET0")
+
+
+@pytest.mark.parametrize("damage", [None, "", "cdi-courier patterns for /elsewhere\n"], ids=str)
+def test_without_patterns_of_these_settings_everybody_may_ask(files: Any, damage: str | None) -> None:
+    """Nothing tells then who does not, so that nobody loses devices silently."""
+    gated = gated_by(files)
+    (gated.folder / "patterns").unlink()
+    if damage is not None:
+        (gated.folder / "patterns").write_text(damage)
+    break_settings(files, "x = [")
+
+    assert "SET002" in gated.call("create", "--bundle", str(bundle(files, {"other": "x"})), "x").stderr
+
+
 def test_in_a_folder_of_everybody_no_name_is_foreseen(files: Any) -> None:
     """What somebody else puts there under the name of a bundle's temporary file is in nobody's way."""
     gated = gated_by(files)
