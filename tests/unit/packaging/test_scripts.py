@@ -54,6 +54,7 @@ class Host:
         (self.state / "bin/cdi-courier-containerd").write_text("#!/bin/sh\n")
         self.spec.write_text(GENERATED)
         self.said = root / "said"
+        self.words = ""
         self.stub("deb-systemd-invoke")
         self.stub("dpkg-trigger")
 
@@ -80,6 +81,7 @@ class Host:
             timeout=60,
         )
         assert (done.returncode, done.stderr) == (0, "")
+        self.words = done.stdout
         return self.said.read_text().splitlines()
 
     def left(self) -> set[str]:
@@ -157,6 +159,22 @@ def test_what_is_installed_into_a_runtime_stays(host: Host, argument: str) -> No
     host.run(maintainer_script("postrm"), argument)
 
     assert host.left() == {"state", "runtime"}
+
+
+@pytest.mark.parametrize("file", ["options.json", "runtime"])
+def test_a_shim_somewhere_else_keeps_its_wrapper(host: Host, file: str) -> None:
+    """The state folder of a containerd may be any, and its mounts where nobody sees them."""
+    bundle = host.root / "srv/io.containerd.runtime.v2.task/default/abc"
+    bundle.mkdir(parents=True)
+    (bundle / file).write_text(f"{host.state}/bin/cdi-courier-containerd")
+    with subprocess.Popen(["cat"], cwd=bundle, stdin=subprocess.PIPE):
+        host.run(maintainer_script("postrm"), "remove")
+
+        assert host.state.exists()
+        assert "used by container abc" in host.words
+    host.run(maintainer_script("postrm"), "remove")
+
+    assert not host.state.exists()
 
 
 @pytest.mark.parametrize(
