@@ -616,6 +616,42 @@ def test_without_its_interpreter_nothing_changes_for_who_does_not_ask(files: Any
     assert "HOK003" in asks.stderr
 
 
+def lacking(files: Any) -> str:
+    """An interpreter without the product, as a virtual environment's after an upgrade of the system's."""
+    path = files.root / "lacking"
+    path.write_text(f'#!/bin/sh\nexec {BARE} -S "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def no_program(files: Any) -> str:
+    """A file in the interpreter's place that cannot be run."""
+    path = files.root / "no-program"
+    path.touch()
+    return str(path)
+
+
+@pytest.mark.parametrize("interpreter", [lacking, no_program], ids=["lacking", "no-program"])
+@pytest.mark.parametrize("way", ["stale", "as it was"])
+def test_an_interpreter_that_is_of_no_use_keeps_only_those_away_that_ask(
+    files: Any, interpreter: Any, way: str
+) -> None:
+    """Whatever the gate could not tell by itself: no traceback, and who does not ask is created."""
+    gated = gated_by(files, table=False, interpreter=interpreter(files))
+    if way == "stale":
+        os.utime(files.settings, ns=(0, os.stat(files.settings).st_mtime_ns + 2 * RESTED_NS))
+    path = bundle(files, {"other": "x"})
+    before = modes(path)
+    plain = gated.call("create", "--bundle", str(path), "x")
+    unchanged = modes(path) == before
+    asks = gated.call("create", "--bundle", str(bundle(files, {KEY: "v.com/c=a"})), "x")
+
+    assert (plain.who, plain.stderr, unchanged) == ("real", "", True)
+    assert (asks.who, asks.returncode) == ("", 1)
+    assert asks.stderr.startswith("cdi-courier: HOK003: ")
+    assert asks.stderr.count("\n") == 1
+
+
 BROKEN = {
     "not-toml": "x = [",
     "unknown-key": "no.such = 1",

@@ -7,11 +7,10 @@ itself, which also knows other annotation dialects and why a name does not resol
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from cdi_courier import compiling, editing, patterns, table
+from cdi_courier import compiling, editing, table
 from cdi_courier.cdi.edits import edits_to_dict
 from cdi_courier.errors import SettingsError
 from cdi_courier.injector import Injection
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from cdi_courier.request import ContainerRequest
 
     from . import hook
-    from .entry import Installed
+    from .entry import Installed, Json
     from .wrapper import Wrapped
 
 
@@ -35,8 +34,20 @@ def precreate_main(installed: Installed, _: Sequence[str]) -> NoReturn:
 
 
 def wrapper_main(installed: Wrapped, argv: Sequence[str]) -> NoReturn:
-    """Do what the runtime was called for, or refuse, and end the process."""
-    os._exit(wrapper.answer(installed, argv, functools.partial(_decide_for_all, gate_dir=installed.gate_dir)))
+    """Do what the runtime was called for, or refuse, and end the process.
+
+    Settings that cannot be used keep only those away that ask, see `wrapper.may_ask`.
+    """
+
+    def decide_for_all(config: Json, request: ContainerRequest, _: Installed) -> editing.Edited | None:
+        try:
+            return decide(config, request, installed)
+        except SettingsError:
+            if wrapper.may_ask(request, installed):
+                raise
+            return None
+
+    os._exit(wrapper.answer(installed, argv, decide_for_all))
 
 
 def hook_main(installed: hook.Installed, _: Sequence[str]) -> NoReturn:
@@ -46,7 +57,7 @@ def hook_main(installed: hook.Installed, _: Sequence[str]) -> NoReturn:
     os._exit(hook.respond(lambda data: _inject(data, installed), installed))
 
 
-def decide(config: dict[str, Any], request: ContainerRequest, installed: Installed) -> editing.Edited | None:
+def decide(config: Json, request: ContainerRequest, installed: Installed) -> editing.Edited | None:
     """What the full pipeline says; None if the container asks for nothing. Raises `CourierError`."""
     result = _compiled(installed).injector.inject(request)
     if result is None:
@@ -55,35 +66,6 @@ def decide(config: dict[str, Any], request: ContainerRequest, installed: Install
         nested = table.outer_uid() is not None
         return editing.put_in(config, result.names, edits_to_dict(result.edits), nested=nested)
     return editing.skip(config, result.error)
-
-
-def _decide_for_all(
-    config: dict[str, Any], request: ContainerRequest, installed: Installed, *, gate_dir: str
-) -> editing.Edited | None:
-    """As `decide`, for every container of a node: settings that cannot be used keep only those away that ask.
-
-    Hooks are called for annotated containers alone, the wrapper for whatever is created while the settings
-    are newer than the gate's patterns. What asks is then what those say, which were made when settings last
-    could be used.
-    """
-    try:
-        return decide(config, request, installed)
-    except SettingsError:
-        if _may_ask(request, installed.settings, gate_dir):
-            raise
-        return None
-
-
-def _may_ask(request: ContainerRequest, settings: str, gate_dir: str) -> bool:
-    try:
-        with open(os.path.join(gate_dir, patterns.NAME), encoding="utf-8", errors="surrogateescape") as file:
-            header, *texts = file.read().splitlines()
-    except (OSError, ValueError):
-        return True
-    beginnings = tuple(text.removeprefix('"') for text in texts)
-    return header != patterns.header(settings) or any(
-        key.startswith(beginnings) for key in request.annotations
-    )
 
 
 def _inject(data: bytes, installed: hook.Installed) -> None:

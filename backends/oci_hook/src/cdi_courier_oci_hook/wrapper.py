@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Literal, NoReturn
 
+    from cdi_courier.editing import Edited
     from cdi_courier.request import ContainerRequest, Origin
 
     from .entry import Decide, Json
@@ -99,9 +100,22 @@ def main(installed: Wrapped, reason: str, argv: Sequence[str]) -> NoReturn:
 
     reason: why the gate could not tell by itself; ``stale`` if its patterns may be those of other settings.
     """
+
+    def decide(config: Json, request: ContainerRequest, _: entry.Installed) -> Edited | None:
+        try:
+            return entry.decide(config, request, installed)
+        except editing.SlowPath:
+            pass
+        try:
+            return entry.go_slow(installed, "wrapper_main", argv, lacking=__name__)
+        except DeliveryError:
+            if may_ask(request, installed):
+                raise
+            return None
+
     if reason == "stale":
         _refresh(installed)
-    os._exit(answer(installed, argv, entry.decide))
+    os._exit(answer(installed, argv, decide))
 
 
 def answer(installed: Wrapped, argv: Sequence[str], decide: Decide) -> int:
@@ -113,13 +127,10 @@ def answer(installed: Wrapped, argv: Sequence[str], decide: Decide) -> int:
 
 
 def _handle(installed: Wrapped, call: calls.Call, argv: Sequence[str], decide: Decide) -> None:
-    try:
-        if call.verb in calls.CREATES:
-            _create(installed, call.readings, decide)
-        elif call.verb == "exec":
-            _exec(installed, call.readings)
-    except editing.SlowPath:
-        entry.go_slow(installed, "wrapper_main", argv)
+    if call.verb in calls.CREATES:
+        _create(installed, call.readings, decide)
+    elif call.verb == "exec":
+        _exec(installed, call.readings)
     try:
         os.execv(installed.real, [installed.real, *argv])  # noqa: S606 - by absolute path, as installed
     except OSError as error:
@@ -128,6 +139,33 @@ def _handle(installed: Wrapped, call: calls.Call, argv: Sequence[str], decide: D
             f"the real runtime {quoted(installed.real, None)} cannot be run: {error.strerror}",
             "was it removed or moved? `cdi-courier install` once more",
         ) from None
+
+
+def lacking(installed: Wrapped, argv: Sequence[str], why: str) -> NoReturn:
+    """As `entry.lacking`, but for a container that does not ask the real runtime goes on."""
+
+    def refuse(_: Json, request: ContainerRequest, __: entry.Installed) -> None:
+        if may_ask(request, installed):
+            raise entry.lacks(installed, why)
+
+    os._exit(answer(installed, argv, refuse))
+
+
+def may_ask(request: ContainerRequest, installed: Wrapped) -> bool:
+    """Whether the container asks, by the gate's patterns, for when nothing better can be had.
+
+    They were made when the settings last could be used. True where that cannot be told. Hooks are called for
+    annotated containers alone, the wrapper for whatever is created while settings are newer than the
+    patterns: a typo in a file, or a Python that was upgraded, must not stop every container of a node.
+    """
+    try:
+        with open(f"{installed.gate_dir}/{patterns.NAME}", encoding="utf-8") as file:
+            header, *texts = file.read().split("\n")[:-1]
+    except (OSError, ValueError):
+        return True
+    beginnings = tuple(text[1:] for text in texts)  # without the quote
+    ours = header == patterns.header(installed.settings)
+    return not ours or any(key.startswith(beginnings) for key in request.annotations)
 
 
 # --- create and run ------------------------------------------------------------------------------------
