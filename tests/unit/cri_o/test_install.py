@@ -245,6 +245,16 @@ def test_the_hook_goes_when_a_better_way_comes(site: Site, hooks: list[str]) -> 
     assert tree(site.root) == before
 
 
+def test_every_hook_goes_wherever_it_lies(site: Site, hooks: list[str]) -> None:
+    """An older one may be in another directory that CRI-O watches, put there when the better one was not."""
+    (change,) = site.plan(restart=False, hooks_dirs=hooks).files
+    for directory in hooks:
+        Path(directory, "cdi-courier.json").write_bytes(change.content or b"")
+    site.apply(site.plan(hooks_dirs=[*hooks, hooks[0]]))
+
+    assert [os.listdir(directory) for directory in hooks] == [[], []]
+
+
 # Where it refuses
 
 

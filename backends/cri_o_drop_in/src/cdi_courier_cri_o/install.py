@@ -156,9 +156,8 @@ def _is_read_only(directory: str) -> bool:
 
 
 def _obsolete(runtime: Runtime) -> Iterator[FileChange]:
-    """The hook of an earlier installation: two ways at once would deliver twice."""
-    path = offers.hook_of(runtime)
-    if path:
+    """The hooks of earlier installations: two ways at once would deliver twice."""
+    for path in offers.hooks_of(runtime):
         yield FileChange(path, None, "the hook is not needed any more")
 
 
