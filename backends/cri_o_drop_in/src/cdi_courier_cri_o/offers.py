@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import posixpath
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -130,7 +129,7 @@ def hooks_of(runtime: Runtime) -> Sequence[str]:
 
 def drop_in_of(settings: Settings) -> str:
     """Where our drop-in lies, or would."""
-    return posixpath.join(settings.cri_o_drop_in.config_dir, configuration.DROP_IN)
+    return os.path.join(settings.cri_o_drop_in.config_dir, configuration.DROP_IN)
 
 
 def hooks_dirs(runtime: Runtime) -> Sequence[str]:
@@ -162,7 +161,7 @@ def _obstacle(mode: str, runtime: Runtime, settings: Settings, *, restart: bool)
         default = runtime.get("handlers", {}).get(runtime.get("default_handler", ""), {})
         if default.get("type", "oci") not in ("", "oci"):
             return f"the default handler is of type {default['type']}, which a wrapper cannot serve"
-        if posixpath.basename(default.get("path", "")) in _NOT_LIKE_RUNC:
+        if os.path.basename(default.get("path", "")) in _NOT_LIKE_RUNC:
             return f"the default handler runs {default['path']}, which does not work as runc does"
         return ""
     if not hooks_dirs(runtime):
