@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import shutil
+import stat
 from importlib import resources
 from typing import TYPE_CHECKING, Final
 
@@ -99,7 +100,7 @@ def files(settings: Settings, name: str, real: str, kind: Kind) -> tuple[FileCha
 
     The patterns are first, since a gate without them starts Python for every container; they are written anew
     whenever ``[annotations]`` changes. Containers depend on both as long as they exist. Raises as `make` and
-    `render`.
+    `render`; ``HOK013`` also if the folder is not fit for a program that root runs.
     """
     made = make(settings, real, kind)
     path = os.path.join(made.gate_dir, name)
@@ -109,6 +110,7 @@ def files(settings: Settings, name: str, real: str, kind: Kind) -> tuple[FileCha
             f"{quoted(real, None)} cannot be wrapped: the gate would call itself",
             "name the runtime that creates containers, or another [oci_hook] gate_dir",
         )
+    _must_be_fit(made.gate_dir)
     return (
         FileChange(
             os.path.join(made.gate_dir, patterns.NAME),
@@ -119,6 +121,27 @@ def files(settings: Settings, name: str, real: str, kind: Kind) -> tuple[FileCha
         ),
         FileChange(path, render(made), f"the gate in front of {real}", mode=0o755, held=True, rewritten=True),
     )
+
+
+def _must_be_fit(folder: str) -> None:
+    """Raises `HostError` ``HOK013`` where a gate could not be run, or be exchanged by who is not root."""
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    hint = "name another folder: [oci_hook] gate_dir"
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        raise HostError("HOK013", f"{quoted(folder, None)} is mounted noexec: no gate can be run there", hint)
+    while True:
+        found = os.stat(folder)
+        writable = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
+        if writable or found.st_uid not in (0, os.geteuid()):
+            raise HostError(
+                "HOK013",
+                f"{quoted(folder, None)} may be written by others, who could exchange a gate in it",
+                f"make it root's alone, or {hint}",
+            )
+        if folder == (parent := os.path.dirname(folder)):
+            return
+        folder = parent
 
 
 def render(gate: Gate) -> bytes:
