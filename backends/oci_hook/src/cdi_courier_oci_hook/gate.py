@@ -132,8 +132,8 @@ def _must_be_fit(folder: str) -> None:
         raise HostError("HOK013", f"{quoted(folder, None)} is mounted noexec: no gate can be run there", hint)
     while True:
         found = os.stat(folder)
-        writable = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
-        if writable or found.st_uid not in (0, os.geteuid()):
+        writable = found.st_mode & (0o022 if found.st_gid else 0o002)
+        if (writable and not found.st_mode & stat.S_ISVTX) or found.st_uid not in (0, os.geteuid()):
             raise HostError(
                 "HOK013",
                 f"{quoted(folder, None)} may be written by others, who could exchange a gate in it",
