@@ -18,6 +18,7 @@ SHELLS = [
     for words in (["/bin/dash"], ["/bin/bash", "--posix"], ["/bin/busybox", "sh"])
     if os.path.exists(words[0])
 ]
+SPEC = (PACKAGING / "rpm/cdi-courier.spec").read_text()
 SCRIPTS = [
     *PACKAGING.glob("**/*.sh"),
     *PACKAGING.glob("deb/debian/*.p*inst"),
@@ -27,6 +28,7 @@ SCRIPTS = [
 TRIGGER = "dpkg-trigger --no-await cdi-courier-backends"
 RESTART = "deb-systemd-invoke try-restart cdi-courier.service"
 STOP = "deb-systemd-invoke stop cdi-courier-refresh.service"
+UNITS = ("cdi-courier.service", "cdi-courier-refresh.path", "cdi-courier-refresh.timer")
 GENERATED = "# Made by cdi-courier generate nvidia\n"
 
 each_shell = pytest.mark.parametrize("shell", SHELLS, ids=lambda words: os.path.basename(words[0]))
@@ -182,12 +184,43 @@ def test_a_shim_somewhere_else_keeps_its_wrapper(host: Host, file: str) -> None:
 )
 def test_rpm_removes_only_what_is_removed_for_good(host: Host, left: int, kept: set[str]) -> None:
     """An upgrade runs the old package's script with the number of packages that stay."""
-    spec = (PACKAGING / "rpm/cdi-courier.spec").read_text()
-    (added,) = re.findall(r"^cat >>removed\.sh <<'END'\n(.*?)\nEND$", spec, re.DOTALL | re.MULTILINE)
+    (added,) = re.findall(r"^cat >>removed\.sh <<'END'\n(.*?)\nEND$", SPEC, re.DOTALL | re.MULTILINE)
     for _ in range(2):
         host.run(f"{KEPT}\n{added}", str(left))
 
         assert host.left() == kept
+
+
+def scriptlet(name: str) -> str:
+    """What the spec has below this section's name, without the macros of the distribution."""
+    (text,) = re.findall(rf"^%{name}(?: .*)?\n((?:.*\n)*?)(?=\n%)", SPEC, re.MULTILINE)
+    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("%"))
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "status", "calls"),
+    [
+        (
+            "post",
+            "1",
+            0,
+            [f"{word} {unit}" for unit in UNITS for word in ("is-enabled --quiet", "--no-block start")],
+        ),
+        ("post", "1", 1, [f"is-enabled --quiet {unit}" for unit in UNITS]),
+        ("post", "2", 0, []),
+        ("transfiletriggerin", "", 0, ["try-restart cdi-courier.service"]),
+        ("transfiletriggerin", "", 1, ["try-restart cdi-courier.service"]),
+        ("transfiletriggerpostun", "", 1, ["try-restart cdi-courier.service"]),
+    ],
+    ids=["install", "install, disabled", "upgrade", "a backend came", "and nothing runs", "a backend went"],
+)
+def test_rpm_starts_what_is_enabled_and_only_when_it_is_new(
+    host: Host, name: str, argument: str, status: int, calls: list[str]
+) -> None:
+    """A preset or an administrator may have said no; nothing that systemd says fails the transaction."""
+    host.stub("systemctl", status)
+
+    assert host.run(scriptlet(name), argument) == [f"systemctl {call}" for call in calls]
 
 
 @pytest.fixture

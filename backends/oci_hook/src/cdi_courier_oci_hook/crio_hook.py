@@ -30,9 +30,11 @@ _FIRST_WITH_CREATE_RUNTIME: Final = (1, 19, 0)
 def directory(runtime: Runtime) -> str | None:
     """The folder for our hook; None if CRI-O is not known to watch any.
 
-    The last in /etc, else the last: the usual one below /usr is read by Podman too.
+    Of those that are there, since no other is watched before CRI-O starts again, the last in /etc, else the
+    last: the usual one below /usr is read by Podman too.
     """
-    watched = [os.path.normpath(path) for path in runtime.get("hooks_dirs") or () if path.startswith("/")]
+    named = [os.path.normpath(path) for path in runtime.get("hooks_dirs") or () if path.startswith("/")]
+    watched = [path for path in named if os.path.isdir(path)] or named
     preferred = [path for path in watched if path.startswith("/etc/")] or watched
     return preferred[-1] if preferred else None
 
