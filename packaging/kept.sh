@@ -25,7 +25,7 @@ used_by_containers() { # STATE: one line a thing that runs, or will run, a wrapp
         if grep -qsF "$1/bin/" "$process/cmdline"; then echo "process ${process#/proc/}"; fi
     done
     # A shim of containerd has it beside the container's bundle. Its state folder is a usual one, or is seen in
-    # the mounts of what runs.
+    # the mounts of what runs, or as the folder of its first container in which a shim works.
     tasks=io.containerd.runtime.v2.task
     {
         for state in /run/containerd /run/docker/containerd/daemon /run/k3s/containerd /run/k0s/containerd \
@@ -33,6 +33,7 @@ used_by_containers() { # STATE: one line a thing that runs, or will run, a wrapp
             ls -d "$state/$tasks"/*/* 2>/dev/null || true # not there
         done
         sed -n "s|^[^ ]* \\([^ ]*/$tasks/[^/ ]*/[^/ ]*\\)/.*|\\1|p" /proc/self/mounts
+        readlink /proc/[0-9]*/cwd 2>/dev/null | grep "/$tasks/[^/]*/[^/]*\$" || true # nobody works there
     } | sort -u | while read -r bundle; do
         if grep -qsF "$1/bin/" "$bundle/options.json" "$bundle/runtime"; then
             echo "container ${bundle##*/}"

@@ -11,6 +11,7 @@ here=$(realpath "$(dirname "$0")")
 python=${PYTHON:-python3}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+trap 'exit 1' HUP INT TERM # for dash, in which a signal alone ends without that
 umask 022
 
 SOURCE_DATE_EPOCH=$(sh "$here/tree.sh" "$work/tree")

@@ -76,6 +76,8 @@ def draw(source: str) -> str:
         except ValueError as error:
             raise ValueError(f"line {number}: {error}") from None
     every = [(box.x, box.y) for box in boxes.values()] + [(x, y) for x, y, _ in notes]
+    if not every:
+        raise ValueError("there is nothing to draw: no box and no note")
     width = max(x for x, _ in every) + _WIDTH + _MARGIN
     height = max(y for _, y in every) + _HEIGHT + _MARGIN
     parts = [_HEAD.format(width=width, height=height, title=escape(title))]
@@ -132,4 +134,9 @@ def _arrow(start: _Box, end: _Box, label: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(draw(Path(sys.argv[1]).read_text()))
+    if len(sys.argv) != 2:
+        sys.exit("usage: picture.py NAME.txt >NAME.svg")
+    try:
+        sys.stdout.write(draw(Path(sys.argv[1]).read_text()))
+    except ValueError as error:
+        sys.exit(f"{sys.argv[1]}: {error}")

@@ -58,10 +58,14 @@ connection in the environment.
 
 def main() -> None:
     """Write everything below the folder that the command line names, or print the settings' page."""
-    if sys.argv[1] == "--settings-page":
-        sys.stdout.write(settings_page())
-        return
-    folder = Path(sys.argv[1])
+    match sys.argv[1:]:
+        case ["--settings-page"]:
+            sys.stdout.write(settings_page())
+            return
+        case [name] if not name.startswith("-"):
+            folder = Path(name)
+        case _:
+            sys.exit("usage: reference.py FOLDER | --settings-page")
     for name, text in pages().items():
         _write(folder / "man" / name, text)
     for name, text in completions().items():
@@ -276,8 +280,8 @@ def _tables(section: attrs.Attribute[Any]) -> Iterator[tuple[str, type]]:
 
 
 def _keys(cls: type) -> list[attrs.Attribute[Any]]:
-    hidden = {"rules"}
-    return [a for a in attrs.fields(cls) if not a.metadata.get("internal") and a.name not in hidden]
+    # The rules are tables of their own.
+    return [a for a in attrs.fields(cls) if not a.metadata.get("internal") and a.name != "rules"]
 
 
 def _about(section: attrs.Attribute[Any]) -> str:
@@ -290,9 +294,12 @@ def _doc(cls: type) -> str:
     return line[:1].upper() + line[1:]
 
 
+def _choices(attribute: attrs.Attribute[Any]) -> tuple[str, ...]:
+    return get_args(attribute.type) if get_origin(attribute.type) is Literal else ()
+
+
 def _described(attribute: attrs.Attribute[Any]) -> str:
-    choices = get_args(attribute.type) if get_origin(attribute.type) is Literal else ()
-    return "; ".join(filter(None, (" | ".join(choices), attribute.metadata["doc"])))
+    return "; ".join(filter(None, (" | ".join(_choices(attribute)), attribute.metadata["doc"])))
 
 
 def _default(attribute: attrs.Attribute[Any]) -> str:
@@ -372,15 +379,14 @@ _RUNTIME_KEYS = """\
 KEY is a kind (`containerd`, `cri-o`, `docker`, `podman`) or, in quotes, the path of the runtime's socket; a
 path beats a kind."""
 
-_TYPES = {str: "string", int: "whole number", float: "number", bool: "boolean"}
+_TYPES: dict[Any, str] = {str: "string", int: "whole number", float: "number", bool: "boolean"}
 
 
 def _row(section: str, attribute: attrs.Attribute[Any]) -> str:
-    choices = get_args(attribute.type) if get_origin(attribute.type) is Literal else ()
     many = get_origin(attribute.type) is tuple
     cells = (
         f"`{attribute.name}`",
-        ", ".join(f'`"{choice}"`' for choice in choices)
+        ", ".join(f'`"{choice}"`' for choice in _choices(attribute))
         or _TYPES.get(attribute.type, "strings" if many else ""),
         "(required)" if attribute.default is attrs.NOTHING else f"`{_toml(attribute.default)}`",
         re.sub(r"([*|\[\]])", r"\\\1", attribute.metadata["doc"]),

@@ -37,13 +37,15 @@ if ! "$python" -c 'import ensurepip' 2>/dev/null; then
     fi
 fi
 "$python" -m venv "$dir"
-pip="$dir/bin/python -m pip --quiet --disable-pip-version-check"
-$pip install --upgrade pip
+pip() {
+    "$dir/bin/python" -m pip --quiet --disable-pip-version-check "$@"
+}
+pip install --upgrade pip
 if [ -n "$constraints" ]; then
-    $pip install --constraint "$constraints" editables hatchling pytest hypothesis
+    pip install --constraint "$constraints" editables hatchling pytest hypothesis
 else
-    $pip install --group dev
+    pip install --group dev
 fi
 # Build isolation would fetch hatchling once a distribution.
-$pip install ${constraints:+--constraint "$constraints"} --no-build-isolation \
+pip install ${constraints:+--constraint "$constraints"} --no-build-isolation \
     --editable 'core[metrics]' --editable backends/nri --editable backends/oci_hook --editable backends/cri_o_drop_in

@@ -13,6 +13,7 @@ root=$(realpath "$here/../..")
 version=${DEB_VERSION:-$(sed -n 's/^version = "\(.*\)"$/\1/p' "$root/core/pyproject.toml")}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+trap 'exit 1' HUP INT TERM # for dash, in which a signal alone ends without that
 umask 022
 
 tree=$work/cdi-courier-$version

@@ -14,5 +14,9 @@ fi
 # shellcheck source=/dev/null
 suite=$(. /etc/os-release && echo "$VERSION_CODENAME")
 mirror=$(apt-get indextargets --format '$(REPO_URI)' "Created-By: Packages" "Codename: $suite" | head -n 1)
+if [ -z "$mirror" ]; then
+    echo "piuparts.sh: apt knows no archive of $suite: run apt-get update, or see /etc/apt/sources.list.d" >&2
+    exit 1
+fi
 exec piuparts --distribution="$suite" --mirror="$mirror main" --scriptsdir=/etc/piuparts/scripts \
     --no-eatmydata "$folder"/*.deb

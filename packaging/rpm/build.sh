@@ -10,6 +10,7 @@ results=$(realpath "$1")
 here=$(realpath "$(dirname "$0")")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+trap 'exit 1' HUP INT TERM # for dash, in which a signal alone ends without that
 umask 022
 unset PYTHONPATH PIP_CONFIG_FILE
 # The distribution's own interpreter, not a version manager's or a virtual environment's.

@@ -116,6 +116,26 @@ def test_a_pod_that_does_not_end_is_killed_by_asking_again(
     assert len(calls) == 2
 
 
+def test_a_pod_that_may_come_too_late_can_be_found(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow CRI-O goes on creating it when nobody waits any more, so the message says where to look."""
+    monkeypatch.setattr(canary, "_TIMEOUT", 0.2)
+    given_up = threading.Event()
+
+    def create(_: bytes) -> bytes:
+        given_up.wait(30)
+        return b""
+
+    runtime.server.grpc_answers[f"{CRI}RunPodSandbox"] = create
+    try:
+        with pytest.raises(CourierError) as caught:
+            canary.run(str(runtime.path), "cdi-courier")
+    finally:
+        given_up.set()
+
+    assert caught.value.code == "CRI113"
+    assert f"crictl pods --namespace {canary.NAMESPACE}" in caught.value.hint
+
+
 @pytest.mark.parametrize("missing", ["RunPodSandbox", "StopPodSandbox"])
 def test_a_method_that_is_not_there_is_told(runtime: Runtime, missing: str) -> None:
     """A server that is no CRI is an error like another."""

@@ -74,6 +74,7 @@ def test_files_that_are_not_there_are_none(site: Site) -> None:
         pytest.param(lambda path: path.symlink_to(path.parent), "not a regular file", id="link to a folder"),
         pytest.param(lambda path: path.symlink_to(path), "symbolic links", id="link to itself"),
         pytest.param(os.mkfifo, "not a regular file", id="pipe"),
+        pytest.param(lambda path: path.symlink_to("gone"), "leads nowhere", id="link to nothing"),
     ],
 )
 def test_what_cri_o_would_not_start_with_is_named(site: Site, break_it: Any, says: str) -> None:
@@ -87,11 +88,41 @@ def test_what_cri_o_would_not_start_with_is_named(site: Site, break_it: Any, say
     assert says in error.message.replace("Too many levels of symbolic links", "symbolic links")
 
 
-def test_a_link_that_leads_nowhere_is_no_file(site: Site) -> None:
-    """It holds nothing that could count."""
-    (site.folder / "10.conf").symlink_to("gone")
+def test_a_file_that_goes_while_the_folder_is_read_is_none(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Editors and package managers make and remove files at any time."""
+    path = site.folder / "10.conf~"
+    monkeypatch.setattr(configuration, "_below", lambda _: [str(path)])
 
     assert read(site).files == ()
+
+
+def test_a_byte_order_mark_is_passed_over(site: Site) -> None:
+    """As by CRI-O 1.37; the dry run gets the file as it is."""
+    data = b"\xef\xbb\xbf[crio.nri]\nenable_nri = false\n"
+    (site.folder / "99.conf").write_bytes(data)
+    (file,) = read(site).files
+
+    assert (file.document, file.data) == ({"crio": {"nri": {"enable_nri": False}}}, data)
+
+
+def test_keys_count_whatever_their_case_and_names_as_they_are(site: Site) -> None:
+    """As CRI-O 1.37 reads them; what a handler is called, and what is handed on, is not its own."""
+    (site.folder / "99.conf").write_text(
+        "[CRIO.Nri]\nEnable_NRI = false\n[Crio.Runtime]\nDEFAULT_runtime = 'Mine'\n"
+        "[crio.runtime.Runtimes.Mine]\nRuntime_Path = '/x'\n"
+        "[crio.runtime.Runtimes.Mine.Default_Annotations]\nKey = 'V'\n"
+    )
+    stored = read(site).stored["crio"]
+
+    assert stored["nri"] == {"enable_nri": False}
+    assert stored["runtime"] == {
+        "default_runtime": "Mine",
+        "runtimes": {"Mine": {"runtime_path": "/x", "default_annotations": {"Key": "V"}}},
+    }
+    site.told(cri_o_drop_in={"mode": "nri"})
+    assert site.refused().code == "CRI106"
 
 
 @given(DOCUMENTS, DOCUMENTS)

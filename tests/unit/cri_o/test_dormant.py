@@ -36,6 +36,17 @@ def test_its_files_tell_what_it_will_run_with(site: Site, program: Program) -> N
     assert runtime.problems == ("CRI-O does not run",)
 
 
+@pytest.mark.parametrize(("name", "nri"), [("10-theirs.conf", "on"), ("99-theirs.conf", "off")])
+def test_the_drop_in_counts_in_its_place(site: Site, program: Program, name: str, nri: str) -> None:
+    """What CRI-O will read after it has the last word, as when it starts."""
+    program("echo 'crio version 1.28.1'")
+    site.drop_in.write_text("[crio.nri]\nenable_nri = true\n")
+    (site.folder / name).write_text("[crio.nri]\nenable_nri = false\n")
+    (runtime,) = found(site)
+
+    assert runtime.get("nri") == nri
+
+
 @pytest.mark.parametrize(
     ("version", "nri"), [("1.25.1", "absent"), ("1.26.0", "off"), ("1.30.0", "on"), ("", None)]
 )
@@ -47,6 +58,15 @@ def test_what_files_do_not_say_is_the_versions_default(
     (runtime,) = found(site)
 
     assert runtime.get("nri") == nri
+
+
+def test_no_file_gives_an_old_version_what_it_lacks(site: Site, program: Program) -> None:
+    """CRI-O ignores keys that it does not know, such as those of a newer one that was here before."""
+    program("echo 'crio version 1.25.1'")
+    site.main.write_text("[crio.nri]\nenable_nri = true\n")
+    (runtime,) = found(site)
+
+    assert runtime.get("nri") == "absent"
 
 
 def test_a_host_without_cri_o_has_none(site: Site) -> None:

@@ -50,6 +50,7 @@ def test_a_clone_differs_in_its_program_alone(table: dict[str, Any], path: str) 
     [
         pytest.param({"x": object()}, "", id="no TOML value"),
         pytest.param({"x": 1}, "a\nb = 1", id="a comment with a line of its own"),
+        pytest.param({"x": 1}, "\udcff", id="a comment that is no text"),
     ],
 )
 def test_what_would_mean_something_else_is_not_written(table: dict[str, Any], comment: str) -> None:

@@ -42,6 +42,25 @@ def test_what_cri_o_accepts_is_planned(site: Site, program: Program) -> None:
     assert not site.drop_in.exists()
 
 
+@pytest.mark.parametrize("path", [None, "", ":", ".", "relative"])
+def test_a_program_of_the_working_directory_is_not_cri_o(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str | None
+) -> None:
+    """Whatever PATH is or lacks: whoever owns that folder would have root run it."""
+    for name in ("crio", "relative/crio"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(dryrun, "FOLDERS", ("/nonexistent",))
+    if path is None:
+        monkeypatch.delenv("PATH", raising=False)
+    else:
+        monkeypatch.setenv("PATH", path)
+
+    assert dryrun.program(None) == ""
+
+
 def test_without_a_main_file_cri_o_is_told_so(site: Site, program: Program) -> None:
     """Naming one that is not there would make it fail."""
     log = site.root / "log"
@@ -95,6 +114,18 @@ def test_a_key_that_does_not_come_out_is_told(site: Site, program: Program, scri
 def test_a_value_that_is_the_default_comes_out_as_a_comment(site: Site, program: Program) -> None:
     """This is how CRI-O 1.30 and later print NRI that is on."""
     program("echo '[crio.nri]'; echo '# enable_nri = true'")
+
+    assert site.plan().files
+
+
+@pytest.mark.parametrize("name", ["x.y", '"x.y"'], ids=["bare", "quoted"])
+def test_a_handlers_name_with_a_dot_comes_out_with_quotes_or_without(
+    site: Site, program: Program, name: str
+) -> None:
+    """CRI-O 1.37 reads the name as it is meant, and prints it as if it were two."""
+    site.told(cri_o_drop_in={"mode": "handler"}, oci_hook={"handler": "x.y", "handler_mode": "named"})
+    gate = f"{site.root}/bin/cdi-courier-cri-o"
+    program(f"echo '[crio.runtime.runtimes.{name}]'; echo 'runtime_path = \"{gate}\"'")
 
     assert site.plan().files
 

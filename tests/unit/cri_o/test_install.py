@@ -245,6 +245,16 @@ def test_the_hook_goes_when_a_better_way_comes(site: Site, hooks: list[str]) -> 
     assert tree(site.root) == before
 
 
+def test_every_hook_goes_wherever_it_lies(site: Site, hooks: list[str]) -> None:
+    """An older one may be in another directory that CRI-O watches, put there when the better one was not."""
+    (change,) = site.plan(restart=False, hooks_dirs=hooks).files
+    for directory in hooks:
+        Path(directory, "cdi-courier.json").write_bytes(change.content or b"")
+    site.apply(site.plan(hooks_dirs=[*hooks, hooks[0]]))
+
+    assert [os.listdir(directory) for directory in hooks] == [[], []]
+
+
 # Where it refuses
 
 
@@ -365,6 +375,40 @@ def test_programs_that_are_not_there_are_told(site: Site, live: str, says: str) 
     error = site.refused()
 
     assert (error.code, says in error.message) == ("CRI108", True)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("asked", ["running", "files"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "crio = 1",
+        "crio = []",
+        "[crio]\nruntime = 1\nnri = 1",
+        "[crio.runtime]\ndefault_runtime = 1",
+        "[crio.runtime]\ndefault_runtime = ['x']",
+        "[crio.runtime]\nruntimes = 1",
+        "[crio.runtime.runtimes]\nrunc = 1",
+        "[crio.runtime.runtimes.runc]\nruntime_path = []\nmonitor_path = {}",
+        "[crio.nri]\nenable_nri = []",
+    ],
+)
+def test_what_has_a_wrong_type_ends_in_a_plan_or_in_words(
+    site: Site, mode: str, asked: str, text: str
+) -> None:
+    """Files are root's but may be wrong, and CRI-O's own check of them may not be at hand."""
+    site.told(cri_o_drop_in={"mode": mode})
+    if asked == "running":
+        site.live = text
+    else:
+        site.live = None
+        site.main.write_text(text)
+    try:
+        said = site.plan().files[-1].path
+    except CourierError as error:
+        said = error.hint
+
+    assert said
 
 
 @pytest.mark.parametrize(

@@ -102,11 +102,22 @@ def test_whatever_the_keys_are_the_expression_matches_just_them(
     [([VENDOR], VENDOR), ([VENDOR, ADMIN], ADMIN), ([ADMIN, VENDOR], ADMIN), (["rel", VENDOR, "/x"], "/x")],
     ids=["usual", "both", "reversed", "relative"],
 )
-def test_the_hook_goes_where_crio_looks_already(dirs: list[str], folder: str) -> None:
+@pytest.mark.parametrize("there", [True, False], ids=["there", "not there"])
+def test_the_hook_goes_where_crio_looks_already(
+    monkeypatch: pytest.MonkeyPatch, dirs: list[str], folder: str, there: bool
+) -> None:
     """In /etc if that is watched, because Podman reads the usual folder too."""
+    monkeypatch.setattr(os.path, "isdir", lambda _: there)
     (change,) = plan(crio(dirs)).files
 
     assert change.path == f"{folder}/cdi-courier.json"
+
+
+def test_the_hook_goes_where_there_is_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CRI-O watches what was there at its start: one that is made now would only look installed."""
+    monkeypatch.setattr(os.path, "isdir", lambda path: path == VENDOR)
+
+    assert [change.path for change in plan(crio([VENDOR, ADMIN])).files] == [f"{VENDOR}/cdi-courier.json"]
 
 
 @pytest.mark.parametrize("dirs", [None, [], ["relative"]], ids=["unknown", "none", "relative"])

@@ -277,3 +277,14 @@ def test_without_a_daemon_the_usual_folders_are_looked_through(
     (tmp_path / "runc").chmod(0o755)
 
     assert wrapping.real_runtime(Runtime("docker", "docker"), "") == str(tmp_path / "runc")
+
+
+def test_a_program_by_name_is_the_daemons_and_not_the_callers(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A file of that name in the working directory, which says that it is a gate, leads nowhere."""
+    (tmp_path / "crun").write_text("#!/bin/sh\n# cdi-courier gate: x\nreal=/bin/false\n")
+    monkeypatch.chdir(tmp_path)
+    with_pid = Runtime("docker", "docker", facts={"pid": Fact(1, "a test")})
+
+    assert wrapping.real_runtime(with_pid, "crun") == str(host.sbin / "crun")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -498,6 +499,62 @@ def test_what_is_no_gate_has_no_real_runtime(tmp_path: Path, content: bytes | No
         path.write_bytes(content)
 
     assert gate.real_of(str(path)) is None
+
+
+@pytest.mark.parametrize("path", ["runc", "./runc", "sub/runc"])
+def test_a_gate_is_not_looked_for_where_the_caller_happens_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """A configuration may name a program alone; a file of that name in some folder is nobody's word."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / path).write_text("#!/bin/sh\n# cdi-courier gate: x\nreal=/tmp/evil\n")
+
+    assert gate.real_of(path) is None
+
+
+@pytest.mark.parametrize("made", [True, False], ids=["there", "to be made"])
+def test_a_gate_is_not_put_where_nothing_can_be_run(
+    gated: Gated, monkeypatch: pytest.MonkeyPatch, made: bool
+) -> None:
+    """With it as the default handler no container of the node could be created."""
+    folder = gated.folder if made else gated.folder / "sub/folder"
+    told = attrs.evolve(Settings(), oci_hook=attrs.evolve(Settings().oci_hook, gate_dir=str(folder)))
+    flags = os.statvfs(gated.folder).f_flag
+
+    def statvfs(path: str) -> Any:
+        return types.SimpleNamespace(f_flag=flags | os.ST_NOEXEC * (Path(path) == gated.folder))
+
+    monkeypatch.setattr(gate.os, "statvfs", statvfs)
+    with pytest.raises(HostError) as caught:
+        gate.files(told, "x", str(gated.real), "")
+
+    assert (caught.value.code, "noexec" in caught.value.message) == ("HOK013", True)
+    assert "[oci_hook] gate_dir" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("mode", "refused"),
+    [(0o755, False), (0o700, False), (0o1777, False), (0o777, True), (0o775, None), (0o757, True)],
+    ids=lambda value: f"{value:o}" if type(value) is int else "",
+)
+def test_a_gate_is_not_put_where_others_could_exchange_it(
+    gated: Gated, mode: int, refused: bool | None
+) -> None:
+    """Runtimes run it as root; in a sticky folder, and in root's group, what is root's stays so."""
+    folder = gated.root / "others"
+    folder.mkdir()
+    folder.chmod(mode)
+    if refused is None:
+        refused = folder.stat().st_gid != 0
+    told = attrs.evolve(Settings(), oci_hook=attrs.evolve(Settings().oci_hook, gate_dir=f"{folder}/bin"))
+    try:
+        said = gate.files(told, "x", str(gated.real), "")[-1].path
+    except HostError as error:
+        said = f"{error.code} {error.message}"
+
+    assert (f"{folder}/bin/x" == said) == (not refused)
+    assert said.startswith(f'HOK013 "{folder}" may be written by others') == refused
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from cdi_courier import settings as settings_module
 from cdi_courier.compiling import load_settings
 from cdi_courier.compiling import settings_place as compiled
 from cdi_courier.settings import load
-from cdi_courier_oci_hook.installation import settings_place
+from cdi_courier_oci_hook.installation import bare_interpreter, settings_place
 
 
 @pytest.fixture
@@ -41,3 +42,32 @@ def test_the_usual_files_are_the_folder(folder: Path, kept: int) -> None:
         (folder / name).unlink()
 
     assert settings_place(load_settings(f"{folder}/")) == compiled(None) == f"{folder}/"
+
+
+@pytest.mark.parametrize(
+    ("links", "called", "expected"),
+    [
+        pytest.param({"bin/python3": "python3.11"}, "bin/python3.11", "bin/python3", id="a system's"),
+        pytest.param({"bin/python3": "python3.13"}, "bin/python3.11", "bin/python3.11", id="not the default"),
+        pytest.param({}, "bin/python3.11", "bin/python3.11", id="one name"),
+        pytest.param(
+            {"bin/python3": "python3.11", "venv/python": "../bin/python3"},
+            "venv/python",
+            "bin/python3",
+            id="a virtual environment's",
+        ),
+    ],
+)
+def test_the_bare_interpreter_has_the_name_that_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: dict[str, str], called: str, expected: str
+) -> None:
+    """Beside the program, not in front of it; an upgrade of the system then changes nothing for hooks."""
+    for name in ("bin/python3.11", "bin/python3.13"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    for name, target in links.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).symlink_to(target)
+    monkeypatch.setattr(sys, "_base_executable", str(tmp_path / called))
+
+    assert bare_interpreter() == str(tmp_path / expected)

@@ -13,9 +13,12 @@ import attrs
 import pytest
 from cdi_courier.changes import ChangeSet
 from cdi_courier.errors import CourierError
+from cdi_courier.host import podman as host_podman
+from cdi_courier.host.answers import Findings
+from cdi_courier.host.files import Root
 from cdi_courier.host.model import Fact, Runtime
 from cdi_courier.settings import AnnotationsSettings, OciHookSettings, Settings
-from cdi_courier_oci_hook import podman
+from cdi_courier_oci_hook import installation, podman
 from cdi_courier_oci_hook.backend import cdi_courier_backend
 
 VENDOR = "/usr/share/containers/oci/hooks.d"
@@ -27,7 +30,8 @@ def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The host's folders, below a temporary one."""
     monkeypatch.setattr(podman, "HOOKS_DIR", f"{tmp_path}/hooks.d")
     monkeypatch.setattr(podman, "HOOK", f"{tmp_path}/hooks.d/cdi-courier.json")
-    monkeypatch.setattr(podman, "DROP_IN", f"{tmp_path}/conf.d/90-cdi-courier.conf")
+    monkeypatch.setattr(podman, "DROP_IN", f"{tmp_path}/containers.conf.d/90-cdi-courier.conf")
+    monkeypatch.setattr(host_podman, "DEFAULT_CONFIG", f"{tmp_path}/containers.conf")
     return tmp_path
 
 
@@ -66,7 +70,7 @@ def test_the_hook_is_what_podman_takes(private: Path) -> None:
     assert (hook["version"], hook["stages"]) == ("1.0.0", ["precreate"])
     assert hook["hook"]["timeout"] == 7
     assert os.path.isabs(hook["hook"]["path"])
-    assert not os.path.islink(hook["hook"]["path"])
+    assert hook["hook"]["path"] == installation.bare_interpreter()
     assert hook["hook"]["args"][:4] == [hook["hook"]["path"], "-I", "-S", "-c"]
     assert "LC_ALL=C.UTF-8" in hook["hook"]["env"]
     assert set(hook["when"]) == {"annotations"}
@@ -171,7 +175,7 @@ def test_nothing_needs_a_restart() -> None:
 
 
 def later(private: Path) -> str:
-    return f"{private}/conf.d/95-other.conf"
+    return f"{private}/containers.conf.d/95-other.conf"
 
 
 def test_a_later_file_that_replaces_the_list_is_named(private: Path) -> None:
@@ -191,9 +195,33 @@ def test_a_later_file_that_names_our_folder_is_no_obstacle(private: Path) -> Non
 
 def test_an_earlier_file_is_no_obstacle(private: Path) -> None:
     """It is what the drop-in repeats."""
-    _, dirs = contents(plan(host(["/opt/hooks.d"], f"{private}/conf.d/10-other.conf")))
+    _, dirs = contents(plan(host(["/opt/hooks.d"], f"{private}/containers.conf.d/10-other.conf")))
 
     assert dirs == ["/opt/hooks.d", podman.HOOKS_DIR]
+
+
+@pytest.mark.parametrize("where", ["containers.conf", "containers.conf.d/10-other.conf"])
+@pytest.mark.parametrize("append", ["", ", {append=true}"], ids=["replaced", "appended"])
+def test_installing_again_follows_a_list_that_has_changed_elsewhere(
+    private: Path, where: str, append: str
+) -> None:
+    """What is in force by then is our own file, which repeats the list of before."""
+    (private / "containers.conf.d").mkdir()
+
+    def installed() -> list[str]:
+        findings = Findings()
+        host_podman.learn_from_files(Root(), "", "", findings)
+        planned = plan(Runtime("podman", "podman", "4.3.1", facts=findings.facts))
+        write(planned)
+        return contents(planned)[1]
+
+    (private / where).write_text(f'[engine]\nhooks_dir = ["/old"{append}]\n')
+    before = installed()
+    (private / where).write_text(f'[engine]\nhooks_dir = ["/new"{append}]\n')
+
+    assert before[-2:] == ["/old", podman.HOOKS_DIR]
+    assert installed()[-2:] == ["/new", podman.HOOKS_DIR]
+    assert "/old" not in installed()
 
 
 def test_a_podman_whose_files_cannot_be_read_is_not_touched() -> None:

@@ -332,6 +332,20 @@ def test_an_interpreter_that_is_gone_is_a_refusal(files: Any) -> None:
     assert "HOK003" in files.log.read_text()
 
 
+def test_an_interpreter_that_lacks_the_product_is_a_refusal_in_words(files: Any, tmp_path: Path) -> None:
+    """As after an upgrade of the system's Python below a virtual environment; the log has the cause."""
+    other = tmp_path / "python3"
+    other.write_text(f'#!/bin/sh\nexec {BARE} -S "$@"\n')
+    other.chmod(0o755)
+
+    done = hook(files, config("v.com/c=a"), interpreter=str(other))
+
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert b"Traceback" not in done.stderr
+    assert "HOK003" in files.log.read_text()
+    assert "ModuleNotFoundError" in files.log.read_text()
+
+
 def test_settings_that_cannot_be_read_are_a_refusal(files: Any) -> None:
     """The log that was told at installation has the line at fault."""
     files.settings.write_text("[nonsense]\n")

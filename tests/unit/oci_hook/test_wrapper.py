@@ -387,6 +387,22 @@ def test_a_real_runtime_that_is_gone_is_said(files: Any) -> None:
     assert f'HOK009: the real runtime "{gated.real}" cannot be run' in reached.stderr
 
 
+@pytest.mark.parametrize("key", [1, None], ids=str)
+def test_patterns_that_cannot_be_made_of_the_table_keep_no_container_away(files: Any, key: object) -> None:
+    """The gate goes on asking Python, which is only slower, and nobody sees a traceback."""
+    gated = gated_by(files)
+    path = bundle(files, {KEY: "v.com/c=a"})
+    document = json.loads(files.table.read_bytes())
+    document["keys"].append([[key, True]])
+    files.table.write_text(json.dumps(document))
+    (files.root / "gates/patterns").unlink()
+
+    reached = gated.call("create", "--bundle", str(path), "x")
+
+    assert (reached.who, reached.stderr) == ("real", "")
+    assert config(path)["annotations"]["cdi-courier.io/status"] == "injected:v.com/c=a"
+
+
 # --- exec ----------------------------------------------------------------------------------------------
 
 
@@ -615,6 +631,85 @@ def test_without_its_interpreter_nothing_changes_for_who_does_not_ask(files: Any
     assert (plain.who, plain.stderr) == ("real", "")
     assert (asks.who, asks.returncode) == ("", 1)
     assert "HOK003" in asks.stderr
+
+
+def lacking(files: Any) -> str:
+    """An interpreter without the product, as a virtual environment's after an upgrade of the system's."""
+    path = files.root / "lacking"
+    path.write_text(f'#!/bin/sh\nexec {BARE} -S "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def no_program(files: Any) -> str:
+    """A file in the interpreter's place that cannot be run."""
+    path = files.root / "no-program"
+    path.touch()
+    return str(path)
+
+
+@pytest.mark.parametrize("interpreter", [lacking, no_program], ids=["lacking", "no-program"])
+@pytest.mark.parametrize("way", ["stale", "as it was"])
+def test_an_interpreter_that_is_of_no_use_keeps_only_those_away_that_ask(
+    files: Any, interpreter: Any, way: str
+) -> None:
+    """Whatever the gate could not tell by itself: no traceback, and who does not ask is created."""
+    gated = gated_by(files, table=False, interpreter=interpreter(files))
+    if way == "stale":
+        os.utime(files.settings, ns=(0, os.stat(files.settings).st_mtime_ns + 2 * RESTED_NS))
+    path = bundle(files, {"other": "x"})
+    before = modes(path)
+    plain = gated.call("create", "--bundle", str(path), "x")
+    unchanged = modes(path) == before
+    asks = gated.call("create", "--bundle", str(bundle(files, {KEY: "v.com/c=a"})), "x")
+
+    assert (plain.who, plain.stderr, unchanged) == ("real", "", True)
+    assert (asks.who, asks.returncode) == ("", 1)
+    assert asks.stderr.startswith("cdi-courier: HOK003: ")
+    assert asks.stderr.count("\n") == 1
+
+
+BROKEN = {
+    "not-toml": "x = [",
+    "unknown-key": "no.such = 1",
+    "wrong-type": "policy.default = 1",
+    "unknown-dialect": "annotations.dialects = ['gone']",
+}
+
+
+def break_settings(files: Any, text: str) -> None:
+    """Add to the settings, which are newer than the gate's patterns from then on."""
+    files.settings.write_text(f"{files.settings.read_text()}\n{text}\n")
+    os.utime(files.settings, ns=(0, os.stat(files.settings).st_mtime_ns + 2 * RESTED_NS))
+
+
+@pytest.mark.parametrize("broken", BROKEN.values(), ids=list(BROKEN))
+def test_settings_that_cannot_be_used_keep_only_those_away_that_ask(files: Any, broken: str) -> None:
+    """A typo must not stop every container of the node; who asks is told by what was last in force."""
+    gated = gated_by(files)
+    break_settings(files, broken)
+    asked = {f"{KEY}/pod": "v.com/c=a"}
+
+    for others in ({}, {"other": "x"}):
+        path = bundle(files, others, hostname=f'"{KEY}')
+        before = modes(path)
+        reached = gated.call("create", "--bundle", str(path), "x")
+        assert (reached.who, reached.stderr, modes(path)) == ("real", "", before)
+    reached = gated.call("create", "--bundle", str(bundle(files, asked)), "x")
+    assert (reached.who, reached.returncode) == ("", 1)
+    assert reached.stderr.startswith("cdi-courier: SET0")
+
+
+@pytest.mark.parametrize("damage", [None, "", "cdi-courier patterns for /elsewhere\n"], ids=str)
+def test_without_patterns_of_these_settings_everybody_may_ask(files: Any, damage: str | None) -> None:
+    """Nothing tells then who does not, so that nobody loses devices silently."""
+    gated = gated_by(files)
+    (gated.folder / "patterns").unlink()
+    if damage is not None:
+        (gated.folder / "patterns").write_text(damage)
+    break_settings(files, "x = [")
+
+    assert "SET002" in gated.call("create", "--bundle", str(bundle(files, {"other": "x"})), "x").stderr
 
 
 def test_in_a_folder_of_everybody_no_name_is_foreseen(files: Any) -> None:

@@ -64,7 +64,11 @@ class CriODropInBackend:
         """
         made = self.offer(runtime, settings)
         if made.needs != "nothing":
-            raise HostError("CRI113", f"nothing is in effect yet that could be tried: {made.reason}")
+            raise HostError(
+                "CRI113",
+                f"nothing is in effect yet that could be tried: {made.reason}",
+                "restart CRI-O, or see its log for why it did not start",
+            )
         if made.via == "nri":
             from . import proof
 

@@ -59,15 +59,19 @@ def run(endpoint: str, handler: str) -> str:
                 started = client.start(name, request, _MESSAGES[f"{method}Response"], timeout)
                 return client.finish(started, name, timeout, _LONGEST)
             except cri.Unimplemented:
-                raise HostError("HST104", f"{name} is not there") from None
+                raise HostError("HST104", f"{name} is not there", "is it CRI-O that listens there?") from None
 
         try:
             pod = call("RunPodSandbox", config=_config(), runtime_handler=handler).pod_sandbox_id
         except HostError as error:
+            hint = "see CRI-O's log"
+            if error.code == "HST103":
+                # CRI-O may be done with it yet, and nobody knows the pod's ID.
+                hint += (
+                    f"; `crictl pods --namespace {NAMESPACE}` shows a pod that came too late: `crictl rmp -f`"
+                )
             raise HostError(
-                "CRI113",
-                f"no pod can be created with handler {handler}: {error.message}",
-                "see CRI-O's log",
+                "CRI113", f"no pod can be created with handler {handler}: {error.message}", hint
             ) from None
         _remove(call, pod)
     return f"a pod was created with handler {handler} and removed again"

@@ -7,6 +7,7 @@ be changed. The daemon loads it, so that grpcio is not to be had here.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 from typing import TYPE_CHECKING, Any, Final
@@ -15,7 +16,7 @@ from attrs import evolve, field, frozen
 from cdi_courier import tomledit
 from cdi_courier.errors import CourierError, HostError, quoted
 from cdi_courier.host import unix_http
-from cdi_courier.host.answers import from_toml, table
+from cdi_courier.host.answers import from_toml, table, text
 from cdi_courier.host.files import Root
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from cdi_courier.host.model import Runtime
     from cdi_courier.settings import Settings
 
+# As in `cdi_courier.host.crio`, which brings grpcio.
 MAIN: Final = "/etc/crio/crio.conf"
 DROP_IN: Final = "90-cdi-courier.conf"
 
@@ -67,6 +69,13 @@ class Configuration:
     def stored(self) -> dict[str, Any]:
         """What the files say, without ours and without CRI-O's defaults."""
         return merged(file.document for file in self.files)
+
+    @property
+    def to_come(self) -> dict[str, Any]:
+        """What a CRI-O that starts now will run with, but for its defaults: the files, ours in its place."""
+        later = self.later
+        before = [file.document for file in self.files if file not in later]
+        return merged([*before, self.ours, *(file.document for file in later)])
 
     @property
     def later(self) -> tuple[ConfigFile, ...]:
@@ -115,6 +124,11 @@ def handlers_of(document: Mapping[str, Any]) -> Mapping[str, Any]:
     return table(document, "crio", "runtime", "runtimes")
 
 
+def default_of(document: Mapping[str, Any]) -> str:
+    """The name of the default handler; ``""`` if the document does not say it."""
+    return text(table(document, "crio", "runtime").get("default_runtime")) or ""
+
+
 def _merge(target: dict[str, Any], source: Mapping[str, Any], path: tuple[str, ...]) -> None:
     for key, value in source.items():
         known = target.get(key)
@@ -132,13 +146,30 @@ def _files(main: str, folder: str) -> Iterable[ConfigFile]:
         try:
             data = Root().read(path)
         except FileNotFoundError:
+            if path != main and os.path.islink(path):
+                raise _unusable(path, "it is a link that leads nowhere") from None
             continue
         except HostError as error:
             raise _unusable(path, error.message) from None
         try:
-            yield ConfigFile(path, data, tomledit.parse(data))
+            yield ConfigFile(path, data, _folded(tomledit.parse(data.removeprefix(codecs.BOM_UTF8)), ()))
         except ValueError as error:
             raise _unusable(path, f"it is not TOML: {error}") from None
+
+
+def _folded(source: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    """The document with CRI-O's own keys in lower case, which CRI-O reads in any; names stay as they are."""
+    own = path[:-1] in _MAPS if len(path) > 3 else path not in _MAPS
+    result: dict[str, Any] = {}
+    for key, value in source.items():
+        name = key.lower() if own else key
+        known = result.get(name)
+        if isinstance(value, dict):
+            folded = _folded(value, (*path, name))
+            result[name] = merged((known, folded)) if isinstance(known, dict) else folded
+        else:
+            result[name] = value
+    return result
 
 
 def _below(folder: str) -> Sequence[str]:
@@ -166,7 +197,7 @@ def _order(folder: str, path: str) -> tuple[bytes, ...]:
 def _unusable(path: str, why: str) -> CourierError:
     return HostError(
         "CRI103",
-        f"CRI-O would not start again: {quoted(path, None)}: {why}",
+        f"CRI-O may not start again: {quoted(path, None)}: {why}",
         "CRI-O reads every file in its drop-in folder, whatever its name; mend this one or move it away",
         file=path,
     )

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from .configuration import Configuration
 
 _TIMEOUT: Final = 30.0  # seconds; it takes a fraction of one
-_PLACES: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+FOLDERS: Final = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+"""Where daemons look for programs."""
+
 _MESSAGE: Final = re.compile(r'msg="((?:[^"\\]|\\.)*)"')
 
 
@@ -36,8 +38,9 @@ def program(pid: int | None) -> str:
         # After an upgrade it is "… (deleted)", and the new one is what will be restarted.
         if os.path.basename(path) == "crio" and os.access(path, os.X_OK):
             return path
-    found = shutil.which("crio", path=f"{os.environ.get('PATH', '')}:{_PLACES}")
-    return os.path.abspath(found) if found else ""
+    # Not the working directory, as which an empty entry counts: what is found is run as root.
+    own = [folder for folder in os.environ.get("PATH", "").split(":") if os.path.isabs(folder)]
+    return shutil.which("crio", path=":".join((*own, *FOLDERS))) or ""
 
 
 def version(crio: str) -> str:
@@ -134,15 +137,18 @@ def _cause(stderr: str) -> str:
 def _printed(text: str, key: tuple[str, ...]) -> Any:
     """The value that the configuration printed has for the key; None where it has none.
 
-    What equals CRI-O's default is printed as a comment.
+    What equals CRI-O's default is printed as a comment, and names of handlers without quotes, so that a dot
+    in one looks like another table (1.37).
     """
     try:
-        value: Any = tomllib.loads(text)
+        document = tomllib.loads(text)
     except ValueError:
         return None
-    for part in key:
-        value = value.get(part) if isinstance(value, dict) else None
-    if value is not None:
-        return value
+    for path in (key, ".".join(key).split(".")):
+        value: Any = document
+        for part in path:
+            value = value.get(part) if isinstance(value, dict) else None
+        if value is not None:
+            return value
     match = re.search(rf"^#[ \t]*{re.escape(key[-1])} = (true|false)$", text, re.MULTILINE)
     return match[1] == "true" if match else None

@@ -19,7 +19,7 @@ from . import configuration, dropin, dryrun, offers, ways
 from .backend import NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from cdi_courier.host.model import Runtime
     from cdi_courier.settings import Settings
@@ -77,7 +77,7 @@ def plan(runtime: Runtime, settings: Settings, *, restart: bool = True) -> Chang
     else:
         notes.append("CRI-O's program was not found, so that it could not read the drop-in for a try")
     files = (*_obsolete(runtime), *files, FileChange(found.drop_in, content, offers.WHAT[mode]))
-    if offers.offer(runtime, settings).needs == "nothing" and not _changed(files):
+    if offers.offer(runtime, settings).needs == "nothing" and ways.are_written(files):
         return ChangeSet(NAME, runtime.key, notes=(f"{runtime.key} is set up already",))
     notes += [f"not verified: {what}" for what in found.unverified]
     notes += _notes(mode, runtime, settings, tables)
@@ -144,7 +144,7 @@ def _hook(runtime: Runtime, settings: Settings, notes: list[str]) -> ChangeSet:
             "make one of them, or name another in [crio.runtime] hooks_dir and restart CRI-O",
         )
     files = ways.hook_files(settings, directory)
-    if not _changed(files):
+    if ways.are_written(files):
         return ChangeSet(NAME, runtime.key, notes=(f"{runtime.key} is set up already",))
     notes.append("CRI-O reads the hook for the next container; nothing is restarted")
     notes.append("env, additional groups and hooks of later stages are not delivered this way")
@@ -156,9 +156,8 @@ def _is_read_only(directory: str) -> bool:
 
 
 def _obsolete(runtime: Runtime) -> Iterator[FileChange]:
-    """The hook of an earlier installation: two ways at once would deliver twice."""
-    path = offers.hook_of(runtime)
-    if path:
+    """The hooks of earlier installations: two ways at once would deliver twice."""
+    for path in offers.hooks_of(runtime):
         yield FileChange(path, None, "the hook is not needed any more")
 
 
@@ -168,11 +167,10 @@ def _obsolete(runtime: Runtime) -> Iterator[FileChange]:
 def _default(runtime: Runtime, found: Configuration, settings: Settings) -> tuple[str, dict[str, Any]]:
     """The handler that is the default without us, and its table."""
     ours = settings.oci_hook.handler
-    running = found.running or {}
-    name = running.get("crio", {}).get("runtime", {}).get("default_runtime")
-    stored = found.stored
-    if name in (None, "", ours):
-        name = stored.get("crio", {}).get("runtime", {}).get("default_runtime") or _built_in(runtime)
+    running, stored = found.running or {}, found.stored
+    name = configuration.default_of(running)
+    if name in ("", ours):
+        name = configuration.default_of(stored) or _built_in(runtime)
     for document in (running, stored):
         table = configuration.handlers_of(document).get(name)
         if isinstance(table, dict):
@@ -186,7 +184,7 @@ def _default(runtime: Runtime, found: Configuration, settings: Settings) -> tupl
         return name, {"runtime_type": "oci", "runtime_root": f"/run/{name}"}
     raise HostError(
         "CRI102",
-        f"default_runtime is {quoted(str(name))}, and no file of CRI-O's has a handler of that name",
+        f"default_runtime is {quoted(name)}, and no file of CRI-O's has a handler of that name",
         "correct [crio.runtime] default_runtime, or start CRI-O so that it can be asked",
     )
 
@@ -207,7 +205,7 @@ def _program(value: Any, key: str, handler: str) -> str:
     path = value if isinstance(value, str) else ""
     if path and "/" not in path:
         # CRI-O looks handlers without a path up in PATH, by their name.
-        for folder in ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"):
+        for folder in dryrun.FOLDERS:
             if _is_program(f"{folder}/{path}"):
                 return f"{folder}/{path}"
     if not _is_program(path):
@@ -288,18 +286,6 @@ def _keys(tables: Mapping[tuple[str, ...], Mapping[str, Any]]) -> dict[tuple[str
     }
 
 
-def _changed(files: Sequence[FileChange]) -> bool:
-    for change in files:
-        try:
-            with open(change.path, "rb") as file:
-                current: bytes | None = file.read()
-        except OSError:
-            current = None
-        if current != change.content:
-            return True
-    return False
-
-
 def _notes(mode: str, runtime: Runtime, settings: Settings, tables: _Tables) -> Iterator[str]:
     if mode == "nri":
         socket = offers.nri_socket(runtime)
@@ -315,10 +301,7 @@ def _notes(mode: str, runtime: Runtime, settings: Settings, tables: _Tables) -> 
     if settings.oci_hook.handler_mode == "default":
         yield f"a pod without RuntimeClass runs with handler {name} after the restart"
         return
-    yield (
-        f"only pods with this RuntimeClass are served:\napiVersion: node.k8s.io/v1\nkind: RuntimeClass\n"
-        f"metadata:\n  name: {name}\nhandler: {name}"
-    )
+    yield ways.runtime_class(settings)
 
 
 def _restart(runtime: Runtime, settings: Settings) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import posixpath
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -68,7 +67,7 @@ def offer(runtime: Runtime, settings: Settings) -> Offer:
         why = reasons.get("nri", "") if settings.cri_o_drop_in.mode == "auto" else ""
         return Offer(NAME, "full", "restart", _because(missing, why), VIA[mode])
     if mode == "hook":
-        if hook_of(runtime):
+        if hooks_of(runtime):
             return Offer(NAME, "partial", "nothing", "its createRuntime hook is installed", VIA[mode])
         return Offer(NAME, "partial", "install", WHAT[mode], VIA[mode])
     return Offer(NAME, "full", "restart", WHAT[mode], VIA[mode])
@@ -123,18 +122,15 @@ def is_older(pid: int, path: str) -> bool:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started > time.time() - changed
 
 
-def hook_of(runtime: Runtime) -> str:
-    """Where our createRuntime hook lies, in a directory that CRI-O watches; ``""`` if nowhere."""
-    for directory in hooks_dirs(runtime):
-        path = ways.hook_in(directory)
-        if os.path.isfile(path):
-            return path
-    return ""
+def hooks_of(runtime: Runtime) -> Sequence[str]:
+    """Where our createRuntime hook lies, of the directories that CRI-O watches."""
+    paths = map(ways.hook_in, hooks_dirs(runtime))
+    return [path for path in dict.fromkeys(paths) if os.path.isfile(path)]
 
 
 def drop_in_of(settings: Settings) -> str:
     """Where our drop-in lies, or would."""
-    return posixpath.join(settings.cri_o_drop_in.config_dir, configuration.DROP_IN)
+    return os.path.join(settings.cri_o_drop_in.config_dir, configuration.DROP_IN)
 
 
 def hooks_dirs(runtime: Runtime) -> Sequence[str]:
@@ -166,7 +162,7 @@ def _obstacle(mode: str, runtime: Runtime, settings: Settings, *, restart: bool)
         default = runtime.get("handlers", {}).get(runtime.get("default_handler", ""), {})
         if default.get("type", "oci") not in ("", "oci"):
             return f"the default handler is of type {default['type']}, which a wrapper cannot serve"
-        if posixpath.basename(default.get("path", "")) in _NOT_LIKE_RUNC:
+        if os.path.basename(default.get("path", "")) in _NOT_LIKE_RUNC:
             return f"the default handler runs {default['path']}, which does not work as runc does"
         return ""
     if not hooks_dirs(runtime):

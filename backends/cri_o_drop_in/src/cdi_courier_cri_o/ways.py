@@ -10,9 +10,9 @@ import importlib.util
 import os
 from typing import TYPE_CHECKING, Final
 
-from attrs import evolve
-
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cdi_courier.changes import FileChange
     from cdi_courier.hookspecs import Backend
     from cdi_courier.host.model import Runtime
@@ -41,8 +41,21 @@ def gate_files(settings: Settings, real: str) -> tuple[FileChange, ...]:
     """
     from cdi_courier_oci_hook import gate
 
-    changes = gate.files(settings, _GATE, real, kind=_KIND)
-    return tuple(evolve(change, held=True, rewritten=True) for change in changes)
+    return gate.files(settings, _GATE, real, kind=_KIND)
+
+
+def are_written(files: Sequence[FileChange]) -> bool:
+    """Whether each file is as it is planned."""
+    from cdi_courier_oci_hook import wrapping
+
+    return all(map(wrapping.is_written, files))
+
+
+def runtime_class(settings: Settings) -> str:
+    """The manifest that pods name the wrapper's handler by, as a note."""
+    from cdi_courier_oci_hook import wrapping
+
+    return wrapping.runtime_class(settings)
 
 
 def hook_files(settings: Settings, directory: str) -> tuple[FileChange, ...]:

@@ -16,6 +16,7 @@ from cdi_courier.errors import CourierError, HostError, quoted
 from cdi_courier.host import containerd_files as files
 
 from . import wrapping
+from .backend import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -61,7 +62,7 @@ def plan(runtime: Runtime, settings: Settings) -> ChangeSet:
     )
     version = runtime.version_tuple
     path = files.main_path(runtime, settings)
-    before = changes.without_ours(wrapping.NAME, runtime.key, folder=changes.FOLDER)
+    before = changes.without_ours(NAME, runtime.key, folder=changes.FOLDER)
     data = before[path] if path in before else files.read(path, _UNREADABLE)
     main = files.parsed(path, data, version, _UNREADABLE)
     if main.schema == 1:
@@ -79,6 +80,7 @@ def plan(runtime: Runtime, settings: Settings) -> ChangeSet:
 
     patterns = wrapping.annotation_patterns(settings)
     called = now.handlers[now.default]
+    _must_be_sound(now.default, called, _owner(documents, plugin))
     real = wrapping.real_runtime(runtime, _binary(now.default, called))
     ours = _copy(called, wrapping.path_of(runtime, settings), patterns)
     default = name if settings.oci_hook.handler_mode == "default" else now.default
@@ -90,7 +92,7 @@ def plan(runtime: Runtime, settings: Settings) -> ChangeSet:
     _must_count(documents, _handlers(after, plugin, replaces=main.replaces), plugin, (name, ours), default)
     everything = (*wrapping.gate_files(runtime, settings, real), *changed)
     planned = ChangeSet(
-        wrapping.NAME,
+        NAME,
         runtime.key,
         everything,
         files.restart_command(runtime, settings),
@@ -122,7 +124,12 @@ def _handlers(documents: files.Documents, plugin: str, *, replaces: bool) -> _Ha
     handlers = table.get("runtimes", {}) if isinstance(table, dict) else None
     path = _owner(documents, plugin)
     if not isinstance(handlers, dict) or not all(isinstance(entry, dict) for entry in handlers.values()):
-        raise HostError(_UNREADABLE, f"the handlers in {quoted(path, None)} are no tables", file=path)
+        raise HostError(
+            _UNREADABLE,
+            f"the handlers in {quoted(path, None)} are no tables",
+            "write each as a table of its own: [….runtimes.NAME]",
+            file=path,
+        )
     old = table.get("default_runtime")
     if isinstance(old, dict) and old.get("runtime_type"):
         raise HostError(
@@ -139,8 +146,32 @@ def _handlers(documents: files.Documents, plugin: str, *, replaces: bool) -> _Ha
         handlers = copy.deepcopy(dict(_DEFAULTS))
     default = table.get("default_runtime_name") or _DEFAULT
     if not isinstance(default, str):
-        raise HostError(_UNREADABLE, f"default_runtime_name in {quoted(path, None)} is no string", file=path)
+        raise HostError(
+            _UNREADABLE,
+            f"default_runtime_name in {quoted(path, None)} is no string",
+            "write the name of a handler there, in quotes",
+            file=path,
+        )
     return _Handlers(handlers, default, written)
+
+
+def _must_be_sound(name: str, handler: Mapping[str, Any], path: str) -> None:
+    """Raises `HostError` ``HOK112`` where a handler that is copied has something of a wrong type."""
+    annotations, options = handler.get("pod_annotations", []), handler.get("options", {})
+    binary = options.get("BinaryName", "") if isinstance(options, dict) else ""
+    strings = isinstance(annotations, list) and all(isinstance(each, str) for each in annotations)
+    for key, right in (
+        ("pod_annotations", strings),
+        ("options", isinstance(options, dict)),
+        ("options.BinaryName", isinstance(binary, str)),
+    ):
+        if not right:
+            raise HostError(
+                _UNREADABLE,
+                f"{key} of handler {quoted(name)} in {quoted(path, None)} is of a wrong type",
+                "correct it: containerd does not start with it either",
+                file=path,
+            )
 
 
 def _binary(name: str, handler: Mapping[str, Any]) -> str:
@@ -148,19 +179,16 @@ def _binary(name: str, handler: Mapping[str, Any]) -> str:
     type_ = handler.get("runtime_type", "")
     if type_ not in wrapping.RUNC_LIKE:
         raise wrapping.not_runc_like(name, str(type_))
-    options = handler.get("options")
-    binary = options.get("BinaryName", "") if isinstance(options, dict) else ""
-    return binary if isinstance(binary, str) else ""
+    binary: str = handler.get("options", {}).get("BinaryName", "")
+    return binary
 
 
 def _copy(handler: Mapping[str, Any], gate: str, patterns: list[str]) -> dict[str, Any]:
     ours = copy.deepcopy(dict(handler))
     options = ours.pop("options", {})
-    annotations = ours.get("pod_annotations")
-    known = annotations if isinstance(annotations, list) else []
-    ours["pod_annotations"] = list(dict.fromkeys([*known, *patterns]))
+    ours["pod_annotations"] = list(dict.fromkeys([*ours.get("pod_annotations", ()), *patterns]))
     # Last, because a table has to stand behind its parent's own keys.
-    ours["options"] = {**(options if isinstance(options, dict) else {}), "BinaryName": gate}
+    ours["options"] = {**options, "BinaryName": gate}
     return ours
 
 

@@ -14,6 +14,7 @@ from cdi_courier.errors import HostError, quoted
 from cdi_courier.hookspecs import Offer
 
 from . import hooksd
+from .backend import NAME
 
 if TYPE_CHECKING:
     from cdi_courier.changes import ChangeSet
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from cdi_courier.host.model import Runtime
     from cdi_courier.settings import Settings
 
-_BACKEND: Final = "oci_hook"
 _OCI: Final = "oci"
 _SANDBOXES: Final = ("runsc", "kata-runtime")
 _FIRST_WITH_CREATE_RUNTIME: Final = (1, 19, 0)
@@ -30,9 +30,11 @@ _FIRST_WITH_CREATE_RUNTIME: Final = (1, 19, 0)
 def directory(runtime: Runtime) -> str | None:
     """The folder for our hook; None if CRI-O is not known to watch any.
 
-    The last in /etc, else the last: the usual one below /usr is read by Podman too.
+    Of those that are there, since no other is watched before CRI-O starts again, the last in /etc, else the
+    last: the usual one below /usr is read by Podman too.
     """
-    watched = [os.path.normpath(path) for path in runtime.get("hooks_dirs") or () if path.startswith("/")]
+    named = [os.path.normpath(path) for path in runtime.get("hooks_dirs") or () if path.startswith("/")]
+    watched = [path for path in named if os.path.isdir(path)] or named
     preferred = [path for path in watched if path.startswith("/etc/")] or watched
     return preferred[-1] if preferred else None
 
@@ -53,7 +55,7 @@ def offer(runtime: Runtime) -> Offer:
 
 
 def _offer(needs: Needs, reason: str) -> Offer:
-    return Offer(_BACKEND, "partial", needs, reason)
+    return Offer(NAME, "partial", needs, reason)
 
 
 def plan(runtime: Runtime, settings: Settings) -> ChangeSet:
@@ -76,7 +78,7 @@ def plan(runtime: Runtime, settings: Settings) -> ChangeSet:
     version = runtime.version_tuple
     old = version is not None and version < _FIRST_WITH_CREATE_RUNTIME
     return ChangeSet(
-        _BACKEND,
+        NAME,
         runtime.key,
         hooksd.files(settings, folder, "cri-o", stage="prestart" if old else "createRuntime"),
         notes=(

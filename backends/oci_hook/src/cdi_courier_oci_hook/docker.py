@@ -18,6 +18,7 @@ from cdi_courier.host.docker import DEFAULT_CONFIG
 from cdi_courier.host.files import Root
 
 from . import wrapping
+from .backend import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -47,7 +48,7 @@ def plan(runtime: Runtime, settings: Settings) -> ChangeSet:
     words = processes.command_line(Root(), runtime.get("pid"))
     path = _config(runtime, settings, words)
     _must_not_contradict(settings, words)
-    before = changes.without_ours(wrapping.NAME, runtime.key, folder=changes.FOLDER)
+    before = changes.without_ours(NAME, runtime.key, folder=changes.FOLDER)
     data = before[path] if path in before else files.read(path, _UNREADABLE)
     document = _parse(path, data)
     name = settings.oci_hook.handler
@@ -70,7 +71,7 @@ def plan(runtime: Runtime, settings: Settings) -> ChangeSet:
         FileChange(path, content, f"adds runtime {name}", keys=tuple(values)),
     )
     planned = ChangeSet(
-        wrapping.NAME,
+        NAME,
         runtime.key,
         everything,
         files.restart_command(runtime, settings, _RESTART),

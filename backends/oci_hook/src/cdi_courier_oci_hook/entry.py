@@ -127,16 +127,38 @@ def unusable(what: str, why: str) -> DeliveryError:
     )
 
 
-def go_slow(installed: Installed, call: str, arguments: Sequence[str] = ()) -> NoReturn:
+_SLOW = """\
+import sys
+try:
+    from {module} import {kind}
+    from cdi_courier_oci_hook.slow import {call} as go
+except Exception as error:
+    why = f"{{type(error).__name__}}: {{error}}"
+    sys.path += {path!r}
+    from {module} import {kind}
+    from {lacking} import lacking
+    go = lambda installed, argv: lacking(installed, argv, why)
+go({installed!r}, sys.argv[1:])
+"""
+
+
+def go_slow(
+    installed: Installed, call: str, arguments: Sequence[str] = (), lacking: str = __name__
+) -> NoReturn:
     """Go on in this process as the interpreter that has everything, with the same stdin.
 
-    call: a function of `slow`, called with `installed` and the rest of ``sys.argv``. Raises `DeliveryError`
-    ``HOK003``.
+    call: a function of `slow`, called with `installed` and the rest of ``sys.argv``. lacking: the module
+    whose function of this name is called should that interpreter have the product no more, as a virtual
+    environment has not when the system's Python is upgraded. Raises `DeliveryError` ``HOK003``.
     """
     kind = type(installed)
-    script = (
-        f"import sys; from {kind.__module__} import {kind.__name__}; "
-        f"from cdi_courier_oci_hook.slow import {call}; {call}({installed!r}, sys.argv[1:])"
+    script = _SLOW.format(
+        module=kind.__module__,
+        kind=kind.__name__,
+        call=call,
+        path=[os.path.dirname(os.path.dirname(str(module.__file__))) for module in (table, log)],
+        lacking=lacking,
+        installed=installed,
     )
     try:
         argv = [installed.interpreter, "-I", "-c", script, *arguments]
@@ -147,6 +169,24 @@ def go_slow(installed: Installed, call: str, arguments: Sequence[str] = ()) -> N
             f"{quoted(installed.interpreter)} cannot be run: {error.strerror}",
             "was the product removed or moved? `cdi-courier install` once more, or `cdi-courier uninstall`",
         ) from None
+
+
+def lacking(installed: Installed, _: Sequence[str], why: str) -> NoReturn:
+    """Say that the interpreter that had everything does not have it any more, and end the process."""
+
+    def refuse() -> None:
+        raise lacks(installed, why)
+
+    os._exit(guarded(refuse, installed))
+
+
+def lacks(installed: Installed, why: str) -> DeliveryError:
+    """The refusal of who can only be answered by an interpreter that lacks the product. why: what it says."""
+    return DeliveryError(
+        "HOK003",
+        f"{quoted(installed.interpreter)} lacks what cdi-courier needs: {quoted(why)}",
+        "was it upgraded? Install the product for it again, then `cdi-courier install` once more",
+    )
 
 
 def go_slow_with(data: bytes, installed: Installed, call: str) -> NoReturn:

@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import shutil
+import stat
 from importlib import resources
 from typing import TYPE_CHECKING, Final
 
@@ -95,23 +96,52 @@ def make(settings: Settings, real: str, kind: Kind) -> Gate:
 
 
 def files(settings: Settings, name: str, real: str, kind: Kind) -> tuple[FileChange, ...]:
-    """What installing a gate writes: the patterns, and the gate as ``[oci_hook] gate_dir``/`name`.
+    """What installing a gate writes: the patterns, and as ``[oci_hook] gate_dir``/`name` the gate itself.
 
-    The patterns are first, since a gate without them starts Python for every container. They are written anew
-    whenever ``[annotations]`` changes. Raises as `make` and `render`.
+    The patterns are first, since a gate without them starts Python for every container; they are written anew
+    whenever ``[annotations]`` changes. Containers depend on both as long as they exist. Raises as `make` and
+    `render`; ``HOK013`` also if the folder is not fit for a program that root runs.
     """
     made = make(settings, real, kind)
     path = os.path.join(made.gate_dir, name)
     if os.path.realpath(path) == os.path.realpath(real):
-        raise HostError("HOK013", f"{quoted(real, None)} cannot be wrapped: the gate would call itself")
+        raise HostError(
+            "HOK013",
+            f"{quoted(real, None)} cannot be wrapped: the gate would call itself",
+            "name the runtime that creates containers, or another [oci_hook] gate_dir",
+        )
+    _must_be_fit(made.gate_dir)
     return (
         FileChange(
             os.path.join(made.gate_dir, patterns.NAME),
             patterns.render(made.settings, injector_of(settings).families),
             "what the gate looks for in a container's config",
+            held=True,
+            rewritten=True,
         ),
-        FileChange(path, render(made), f"the gate in front of {real}", mode=0o755),
+        FileChange(path, render(made), f"the gate in front of {real}", mode=0o755, held=True, rewritten=True),
     )
+
+
+def _must_be_fit(folder: str) -> None:
+    """Raises `HostError` ``HOK013`` where a gate could not be run, or be exchanged by who is not root."""
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    hint = "name another folder: [oci_hook] gate_dir"
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        raise HostError("HOK013", f"{quoted(folder, None)} is mounted noexec: no gate can be run there", hint)
+    while True:
+        found = os.stat(folder)
+        writable = found.st_mode & (0o022 if found.st_gid else 0o002)
+        if (writable and not found.st_mode & stat.S_ISVTX) or found.st_uid not in (0, os.geteuid()):
+            raise HostError(
+                "HOK013",
+                f"{quoted(folder, None)} may be written by others, who could exchange a gate in it",
+                f"make it root's alone, or {hint}",
+            )
+        if folder == (parent := os.path.dirname(folder)):
+            return
+        folder = parent
 
 
 def render(gate: Gate) -> bytes:
@@ -178,7 +208,12 @@ def render(gate: Gate) -> bytes:
 
 
 def real_of(path: str) -> str | None:
-    """The real runtime of the gate at `path`; None if there is no gate, or nothing that can be read."""
+    """The real runtime of the gate at `path`; None if there is no gate, or nothing that can be read.
+
+    A relative path is none: whoever chose the working directory would choose what runs as root.
+    """
+    if not os.path.isabs(path):
+        return None
     try:
         with open(path, "rb") as file:
             head = file.read(_LONGEST)
@@ -224,5 +259,7 @@ def _program(name: str) -> str:
     """Where the system has it; never where the caller's PATH might."""
     found = shutil.which(name, path=_SYSTEM_PATH)
     if found is None:
-        raise HostError("HOK013", f"there is no {name} in {_SYSTEM_PATH}, which a gate needs")
+        raise HostError(
+            "HOK013", f"there is no {name} in {_SYSTEM_PATH}, which a gate needs", f"install {name}"
+        )
     return found

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from cdi_courier.errors import HostError, quoted
 
 from . import hooksd, installation, precreate
+from .backend import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,10 +25,8 @@ if TYPE_CHECKING:
 HOOKS_DIR: Final = "/etc/cdi-courier/podman-hooks.d"
 """Nobody else's: CRI-O and Buildah fail on a stage they do not know, and read the usual folders."""
 
-HOOK: Final = f"{HOOKS_DIR}/cdi-courier.json"
+HOOK: Final = f"{HOOKS_DIR}/{hooksd.NAME}"
 DROP_IN: Final = "/etc/containers/containers.conf.d/90-cdi-courier.conf"
-
-_NAME = "oci_hook"
 
 
 def is_installed(runtime: Runtime) -> bool:
@@ -53,12 +52,17 @@ def plan(runtime: Runtime, settings: Settings) -> ChangeSet:
     dirs = runtime.get("hooks_dirs")
     if dirs is None:
         because = f": {runtime.problems[0]}" if runtime.problems else ""
-        raise HostError("HOK101", f"the hooks directories that Podman reads are not known{because}")
+        raise HostError(
+            "HOK101",
+            f"the hooks directories that Podman reads are not known{because}",
+            "cdi-courier doctor shows what is known of it and from where",
+        )
     _must_count(runtime, dirs)
     families = injector_of(settings).families
-    hooks_dirs = [*dict.fromkeys(path for path in dirs if path != HOOKS_DIR), HOOKS_DIR]
+    others = _dirs_without_ours(runtime, dirs)
+    hooks_dirs = [*dict.fromkeys(path for path in others if path != HOOKS_DIR), HOOKS_DIR]
     return ChangeSet(
-        _NAME,
+        NAME,
         runtime.key,
         (
             FileChange(HOOK, _hook(settings, families), "the hook that edits annotated containers"),
@@ -66,6 +70,20 @@ def plan(runtime: Runtime, settings: Settings) -> ChangeSet:
         ),
         notes=tuple(_notes(families)),
     )
+
+
+def _dirs_without_ours(runtime: Runtime, dirs: Sequence[str]) -> Sequence[str]:
+    """The list that would be in force without our drop-in. dirs: the one that is."""
+    if DROP_IN not in runtime.facts["hooks_dirs"].source:
+        return dirs
+    from cdi_courier.host import podman
+    from cdi_courier.host.answers import Findings
+    from cdi_courier.host.files import Root
+
+    findings = Findings()
+    podman.learn_from_files(Root(), runtime.get("config", ""), "", findings, without=DROP_IN)
+    found: Sequence[str] = findings.value("hooks_dirs") or ()
+    return found
 
 
 def _must_count(runtime: Runtime, dirs: Sequence[str]) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from cdi_courier import compiling, editing, table
 from cdi_courier.cdi.edits import edits_to_dict
+from cdi_courier.errors import SettingsError
 from cdi_courier.injector import Injection
 
 from . import precreate, wrapper
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from cdi_courier.request import ContainerRequest
 
     from . import hook
-    from .entry import Installed
+    from .entry import Installed, Json
     from .wrapper import Wrapped
 
 
@@ -33,8 +34,20 @@ def precreate_main(installed: Installed, _: Sequence[str]) -> NoReturn:
 
 
 def wrapper_main(installed: Wrapped, argv: Sequence[str]) -> NoReturn:
-    """Do what the runtime was called for, or refuse, and end the process."""
-    os._exit(wrapper.answer(installed, argv, decide))
+    """Do what the runtime was called for, or refuse, and end the process.
+
+    Settings that cannot be used keep only those away that ask, see `wrapper.may_ask`.
+    """
+
+    def decide_for_all(config: Json, request: ContainerRequest, _: Installed) -> editing.Edited | None:
+        try:
+            return decide(config, request, installed)
+        except SettingsError:
+            if wrapper.may_ask(request, installed):
+                raise
+            return None
+
+    os._exit(wrapper.answer(installed, argv, decide_for_all))
 
 
 def hook_main(installed: hook.Installed, _: Sequence[str]) -> NoReturn:
@@ -44,7 +57,7 @@ def hook_main(installed: hook.Installed, _: Sequence[str]) -> NoReturn:
     os._exit(hook.respond(lambda data: _inject(data, installed), installed))
 
 
-def decide(config: dict[str, Any], request: ContainerRequest, installed: Installed) -> editing.Edited | None:
+def decide(config: Json, request: ContainerRequest, installed: Installed) -> editing.Edited | None:
     """What the full pipeline says; None if the container asks for nothing. Raises `CourierError`."""
     result = _compiled(installed).injector.inject(request)
     if result is None:

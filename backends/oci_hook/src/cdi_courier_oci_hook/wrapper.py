@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Literal, NoReturn
 
+    from cdi_courier.editing import Edited
     from cdi_courier.request import ContainerRequest, Origin
 
     from .entry import Decide, Json
@@ -98,9 +99,22 @@ def main(installed: Wrapped, reason: str, argv: Sequence[str]) -> NoReturn:
 
     reason: why the gate could not tell by itself; ``stale`` if its patterns may be those of other settings.
     """
+
+    def decide(config: Json, request: ContainerRequest, _: entry.Installed) -> Edited | None:
+        try:
+            return entry.decide(config, request, installed)
+        except editing.SlowPath:
+            pass
+        try:
+            return entry.go_slow(installed, "wrapper_main", argv, lacking=__name__)
+        except DeliveryError:
+            if may_ask(request, installed):
+                raise
+            return None
+
     if reason == "stale":
         _refresh(installed)
-    os._exit(answer(installed, argv, entry.decide))
+    os._exit(answer(installed, argv, decide))
 
 
 def answer(installed: Wrapped, argv: Sequence[str], decide: Decide) -> int:
@@ -112,13 +126,10 @@ def answer(installed: Wrapped, argv: Sequence[str], decide: Decide) -> int:
 
 
 def _handle(installed: Wrapped, call: calls.Call, argv: Sequence[str], decide: Decide) -> None:
-    try:
-        if call.verb in calls.CREATES:
-            _create(installed, call.readings, decide)
-        elif call.verb == "exec":
-            _exec(installed, call.readings)
-    except editing.SlowPath:
-        entry.go_slow(installed, "wrapper_main", argv)
+    if call.verb in calls.CREATES:
+        _create(installed, call.readings, decide)
+    elif call.verb == "exec":
+        _exec(installed, call.readings)
     try:
         program.become(installed.real, [installed.real, *argv])
     except OSError as error:
@@ -127,6 +138,33 @@ def _handle(installed: Wrapped, call: calls.Call, argv: Sequence[str], decide: D
             f"the real runtime {quoted(installed.real, None)} cannot be run: {error.strerror}",
             "was it removed or moved? `cdi-courier install` once more",
         ) from None
+
+
+def lacking(installed: Wrapped, argv: Sequence[str], why: str) -> NoReturn:
+    """As `entry.lacking`, but for a container that does not ask the real runtime goes on."""
+
+    def refuse(_: Json, request: ContainerRequest, __: entry.Installed) -> None:
+        if may_ask(request, installed):
+            raise entry.lacks(installed, why)
+
+    os._exit(answer(installed, argv, refuse))
+
+
+def may_ask(request: ContainerRequest, installed: Wrapped) -> bool:
+    """Whether the container asks, by the gate's patterns, for when nothing better can be had.
+
+    They were made when the settings last could be used. True where that cannot be told. Hooks are called for
+    annotated containers alone, the wrapper for whatever is created while settings are newer than the
+    patterns: a typo in a file, or a Python that was upgraded, must not stop every container of a node.
+    """
+    try:
+        with open(f"{installed.gate_dir}/{patterns.NAME}", encoding="utf-8") as file:
+            header, *texts = file.read().split("\n")[:-1]
+    except (OSError, ValueError):
+        return True
+    beginnings = tuple(text[1:] for text in texts)  # without the quote
+    ours = header == patterns.header(installed.settings)
+    return not ours or any(key.startswith(beginnings) for key in request.annotations)
 
 
 # --- create and run ------------------------------------------------------------------------------------
@@ -182,14 +220,17 @@ def _is_sandbox(request: ContainerRequest, kind: str) -> bool:
 
 
 def _refresh(installed: Wrapped) -> None:
-    """Tell the gate what to look for, if the table holds; if not, the full pipeline will."""
+    """Tell the gate what to look for, if the table holds; if not, the full pipeline will.
+
+    Where it cannot be told, the next container takes this way too, which is only slower.
+    """
     now = time.time_ns()
     known = table.read(table.place(installed.state_dir), installed.settings)
     if known is not None:
         try:
             patterns.write(installed.gate_dir, installed.settings, known.families + known.foreign, now)
-        except OSError:
-            return  # the next container takes this way too, which is only slower
+        except (OSError, TypeError, ValueError):
+            return  # also a table that is not what it says: `entry.decide` finds that
 
 
 # --- exec ----------------------------------------------------------------------------------------------

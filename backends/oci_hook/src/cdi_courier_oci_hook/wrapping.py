@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final, Literal
 
-from attrs import evolve
 from cdi_courier.errors import CourierError, HostError, quoted
 from cdi_courier.hookspecs import Offer
 from cdi_courier.host import processes
 from cdi_courier.host.files import Root
+
+from .backend import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from cdi_courier.changes import FileChange
     from cdi_courier.host.model import Runtime
     from cdi_courier.settings import Settings
-
-NAME: Final = "oci_hook"
 
 RUNC_LIKE: Final = ("io.containerd.runc.v2", "io.containerd.runc.v1")
 """Types whose shim calls a program with runc's command line, which their options name."""
@@ -95,15 +94,17 @@ def is_in_force(runtime: Runtime, settings: Settings, files: Sequence[FileChange
         passed = runtime.get("pod_annotations", ())
         if not set(annotation_patterns(settings)) <= set(passed):
             return False
-    return all(_holds(change) for change in files)
+    return all(map(is_written, files))
 
 
-def _holds(change: FileChange) -> bool:
+def is_written(change: FileChange) -> bool:
+    """Whether the file is as it is planned."""
     try:
         with open(change.path, "rb") as file:
-            return file.read() == change.content
+            current: bytes | None = file.read()
     except OSError:
-        return False
+        current = None
+    return current == change.content
 
 
 def real_runtime(runtime: Runtime, noted: str) -> str:
@@ -158,12 +159,11 @@ def _literal(text: str) -> str:
 
 
 def gate_files(runtime: Runtime, settings: Settings, real: str) -> tuple[FileChange, ...]:
-    """The gate and what it reads, which containers depend on as long as they exist."""
+    """The gate and what it reads, as `gate.files`."""
     from . import gate
 
     kind: Literal["containerd", "docker"] = "docker" if runtime.kind == "docker" else "containerd"
-    changes = gate.files(settings, name_of(runtime), real, kind)
-    return tuple(evolve(change, held=True, rewritten=True) for change in changes)
+    return gate.files(settings, name_of(runtime), real, kind)
 
 
 def notes(settings: Settings, called: str, real: str, patterns: Sequence[str]) -> Iterator[str]:

@@ -76,10 +76,13 @@ def read_info(document: Mapping[str, Any]) -> Findings:
     return findings
 
 
-def learn_from_files(root: Root, configured: str, home: str, findings: Findings) -> None:
+def learn_from_files(
+    root: Root, configured: str, home: str, findings: Findings, *, without: str = ""
+) -> None:
     """Note what containers.conf says.
 
     configured: the main file by ``[runtimes]``, or ``""``. home: of a rootless caller; else ``""``.
+    without: a file that is passed over.
     """
     main = configured or DEFAULT_CONFIG
     source = "[runtimes] config" if configured else "where it lies by default"
@@ -92,6 +95,8 @@ def learn_from_files(root: Root, configured: str, home: str, findings: Findings)
             files += [own, *root.matches(f"{own}.d/*.conf")]
         hooks, specs = _Value(list(DEFAULT_HOOKS_DIRS), "Podman's default"), _Value(None, "")
         for path in files:
+            if path == without:
+                continue
             try:
                 engine = table(from_toml(root.read(path), path, "HST105"), "engine")
             except FileNotFoundError:
