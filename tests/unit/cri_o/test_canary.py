@@ -166,7 +166,8 @@ def nri(site: Site, monkeypatch: pytest.MonkeyPatch, path: str, *, canary: bool 
     [
         pytest.param("1.26.4", False, False, id="old"),
         pytest.param("1.26.4", True, True, id="old with leave"),
-        pytest.param("1.30.0", False, True, id="1.30"),
+        pytest.param("1.30.14", False, False, id="1.30"),
+        pytest.param("1.31.0", False, True, id="1.31"),
         pytest.param("", False, False, id="unknown"),
     ],
 )
@@ -236,7 +237,7 @@ def test_a_daemon_without_a_session_is_told(
 def test_a_daemon_that_cannot_be_asked_is_none(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nonsense at its socket leads to the plugin of our own."""
     (site.root / "run").mkdir()
-    site.version = "1.30.0"
+    site.version = "1.31.0"
     with status.serving(str(site.root / "run"), list), pytest.raises(CourierError) as caught:  # type: ignore[arg-type,return-value]
         nri(site, monkeypatch, str(site.root / "none"))
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _PAUSE: Final = 0.1
 _MORE: Final = 5.0  # seconds for the introduction, beside the pause before the daemon connects again
-_FIRST_WITH_SAFE_NRI: Final = (1, 30, 0)
+_FIRST_WITH_SAFE_NRI: Final = (1, 31, 0)  # docs/facts.md#nri-registration-deadlock
 
 
 def nri(runtime: Runtime, settings: Settings, *, canary: bool) -> str:

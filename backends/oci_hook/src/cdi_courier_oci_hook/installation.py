@@ -41,7 +41,7 @@ def bare_interpreter() -> str:
     """The program itself: a virtual environment's link or a version manager's shim costs more.
 
     By the name that it keeps when the system gets another Python, if it has one: engines pass over a hook
-    whose program is not there, without a word (contracts hooks-and-runtimes.md a.1).
+    whose program is not there, without a word (docs/facts.md#hook-files).
     """
     program = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     lasting = os.path.join(os.path.dirname(program), "python3")
