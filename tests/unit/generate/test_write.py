@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 from pathlib import Path
 
@@ -205,6 +206,28 @@ def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
     assert write.write(str(path), b"text") is True
     assert not path.is_symlink()
     assert (tmp_path / "target").read_bytes() == b"text"
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "socket", "stdout"])
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path, kind: str) -> None:
+    """A device, a pipe or a link to an open file such as /dev/stdout stays what it is, also for root."""
+    path = tmp_path / "x.yaml"
+    match kind:
+        case "folder":
+            path.mkdir()
+        case "pipe":
+            os.mkfifo(path)
+        case "socket":
+            with socket.socket(socket.AF_UNIX) as bound:
+                bound.bind(str(path))
+        case _:
+            path.symlink_to("/proc/self/fd/1")
+    before = path.lstat()
+
+    with pytest.raises(GenerateError, match="GEN005.*no regular file.*--dry-run"):
+        write.write(str(path), b"text")
+    assert path.lstat() == before
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(

@@ -695,7 +695,9 @@ def field(number: int, value: bytes) -> bytes:
     st.binary(max_size=60)
     | st.sampled_from([M["Create"](pod=pod()).SerializeToString(), b""])
     # What only the second reading looks at: the container's fields in depth, mostly not in order.
-    | st.builds(lambda number, value: field(2, field(number, value)), st.integers(1, 15), st.binary(max_size=9))
+    | st.builds(
+        lambda number, value: field(2, field(number, value)), st.integers(1, 15), st.binary(max_size=9)
+    )
 )
 @example(field(2, field(8, b"\xff")))
 def test_a_request_that_comes_whole_is_read_as_one_in_pieces(payload: bytes) -> None:

@@ -88,6 +88,7 @@ def write(path: str, data: bytes) -> bool:
     temporary = ""
     folder, name = os.path.split(os.path.abspath(path))
     try:
+        _must_be_a_files_place(path)
         if _content(path, len(data)) == data:
             return False
         if not os.path.isdir(folder):
@@ -105,14 +106,30 @@ def write(path: str, data: bytes) -> bool:
         if temporary:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
-        reason = getattr(error, "strerror", None) or str(error)
-        raise GenerateError(
-            "GEN005",
-            f"{quoted(path)} cannot be written: {reason}",
-            "name another file with --output",
-            file=path,
-        ) from None
+        raise _unwritable(path, getattr(error, "strerror", None) or str(error)) from None
     return True
+
+
+def _must_be_a_files_place(path: str) -> None:
+    """Raises `GenerateError` where something else than a file would be replaced: root may replace anything."""
+    try:
+        kind = stat.S_IFMT(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return
+    # /dev/stdout and its like are links to what a process has open, and the host's, not this spec's.
+    if kind not in (stat.S_IFREG, stat.S_IFLNK) or (
+        kind == stat.S_IFLNK and os.readlink(path).startswith("/proc/")
+    ):
+        raise _unwritable(path, "it is no regular file")
+
+
+def _unwritable(path: str, reason: str) -> GenerateError:
+    return GenerateError(
+        "GEN005",
+        f"{quoted(path)} cannot be written: {reason}",
+        "run as root, or name another file with --output; --dry-run prints it",
+        file=path,
+    )
 
 
 def _content(path: str, size: int) -> bytes | None:
