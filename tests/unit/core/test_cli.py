@@ -81,6 +81,24 @@ def test_devices_lists_names_and_files_uncut(config: Path) -> None:
         assert str(config.parent / "cdi" / "v.json") in line
 
 
+def test_devices_in_files_with_wide_letters_are_uncut(config: Path) -> None:
+    """A letter that takes two columns does not cost a file's name its end."""
+    path = config.parent / "cdi" / f"{'漢' * 60}.json"
+    path.write_text(json.dumps({**SPEC, "kind": "wide.com/gpu"}))
+
+    assert str(path) in courier("--config", config, "devices").stdout
+
+
+def test_a_conflict_between_files_is_told_once(config: Path) -> None:
+    """It is an error of both, and one line a device."""
+    (config.parent / "cdi" / "w.json").write_text(json.dumps(SPEC))
+
+    lines = courier("--config", config, "devices").stdout.splitlines()
+    told = [line for line in lines if "CDI008" in line]
+
+    assert len(told) == len(set(told)) == 2
+
+
 def test_devices_as_json_is_one_object(config: Path) -> None:
     """--json tells devices with files, directories and errors by path."""
     (config.parent / "cdi" / "bad.json").write_text("{")
@@ -236,3 +254,69 @@ def test_a_wrong_nri_option_is_exit_code_2(config: Path, option: str, value: str
 
     assert "SET004" in done.stderr
     assert option in done.stderr
+
+
+def _into(stdout: int, *arguments: str | Path) -> tuple[int, str]:
+    """The command's exit code and stderr, with its output going to a descriptor."""
+    done = subprocess.run(
+        [sys.executable, "-m", "cdi_courier", *map(str, arguments)],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
+_TALKATIVE = [["--help"], ["devices"], ["devices", "--json"], ["config", "check"], ["compile", "--print"]]
+
+
+@pytest.mark.parametrize("arguments", _TALKATIVE, ids=" ".join)
+def test_output_that_nobody_reads_is_no_trouble(config: Path, arguments: list[str]) -> None:
+    """With a reader that has gone, as after `| head -1`, nothing is said on stderr."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        code, errors = _into(writing, "--config", config, *arguments)
+    finally:
+        os.close(writing)
+
+    assert (code, errors) == (1, "")
+
+
+@pytest.mark.parametrize("arguments", _TALKATIVE, ids=" ".join)
+def test_output_that_cannot_be_written_is_one_message(config: Path, arguments: list[str]) -> None:
+    """A full disk is HST006 in one line, and no success."""
+    with open("/dev/full", "wb") as full:
+        code, errors = _into(full.fileno(), "--config", config, *arguments)
+
+    assert code == 1
+    assert errors.startswith("cdi-courier: HST006: ")
+    assert len(errors.splitlines()) == 1
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "iso8859-1"])
+def test_what_the_terminal_cannot_show_is_escaped(config: Path, encoding: str) -> None:
+    """Neither a file name that is no text nor one beyond the locale's letters ends a command."""
+    folder = config.parent / "cdi"
+    for number, name in enumerate((b"\xff\x1b[31m", "漢".encode())):
+        path = os.path.join(os.fsencode(folder), name + b".json")
+        Path(os.fsdecode(path)).write_text(json.dumps({**SPEC, "kind": f"v{number}.com/gpu"}))
+    files = [folder / name for name in os.listdir(folder)]
+    coding = {"PYTHONIOENCODING": f"{encoding}:strict"}
+
+    assert courier("validate", *files, **coding).stdout.count(": valid\n") == len(files)
+    assert "v0.com/gpu=one" in courier("--config", config, "devices", **coding).stdout
+
+
+def test_validate_shows_a_hostile_file_name_harmlessly(config: Path) -> None:
+    """A control sequence in a name does not reach the terminal, whether the file is valid or not."""
+    folder = config.parent / "cdi"
+    (folder / "a\x1b]0;x\x07.json").write_text(json.dumps(SPEC))
+    (folder / "b\x1b]0;x\x07.json").write_text("{")
+
+    done = courier("validate", "--lint", *folder.iterdir(), code=1)
+
+    # click itself takes colours out for a pipe, so this is not one.
+    assert "\x1b" not in done.stdout + done.stderr

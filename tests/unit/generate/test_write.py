@@ -224,7 +224,7 @@ def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path, kind: str) -> No
             path.symlink_to("/proc/self/fd/1")
     before = path.lstat()
 
-    with pytest.raises(GenerateError, match="GEN005.*no regular file.*--dry-run"):
+    with pytest.raises(GenerateError, match=r"GEN005.*no regular file.*--dry-run"):
         write.write(str(path), b"text")
     assert path.lstat() == before
     assert list(tmp_path.iterdir()) == [path]

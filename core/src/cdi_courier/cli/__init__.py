@@ -7,7 +7,9 @@ environment overrides files.
 
 from __future__ import annotations
 
+import errno
 import importlib
+import io
 import os
 import sys
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cdi_courier.errors import CourierError, SettingsError
+from cdi_courier.errors import CourierError, HostError, SettingsError, printable
 from cdi_courier.settings import Settings, load
 
 if TYPE_CHECKING:
@@ -37,6 +39,9 @@ _COMMANDS = {
     "uninstall": ("uninstall", "uninstall"),
     "validate": ("validate", "validate"),
 }
+
+# Writing what the command says fails with these, where a disk is full or a terminal has gone.
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class _LazyGroup(click.Group):
@@ -81,8 +86,17 @@ def registry_of(context: click.Context, spec_dirs: tuple[str, ...]) -> Registry:
     return Registry(dirs, trust=cdi.trust, max_file_size=cdi.max_file_size)
 
 
+def plain(text: str) -> str:
+    """Hostile text, such as a file's name, as one harmless line."""
+    return printable(text).replace("\n", "\\n")
+
+
 def main() -> None:
     """Run the command; an expected error is one message on stderr and never a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # File names may hold what is no text, and a terminal may know less than Unicode.
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = command(standalone_mode=False, auto_envvar_prefix="CDI_COURIER")
     except click.exceptions.Abort:
@@ -91,8 +105,25 @@ def main() -> None:
         error.show()
         code = error.exit_code
     except CourierError as error:
-        click.echo(f"cdi-courier: {error}", err=True)
+        _say(error)
         code = 2 if isinstance(error, SettingsError) else 1
     except BrokenPipeError:
         code = 1  # whoever read our output has had enough
+        _drop_output()
+    except OSError as error:
+        if error.filename is not None or error.errno not in _UNWRITABLE:
+            raise
+        _drop_output()
+        _say(HostError("HST006", f"the output cannot be written: {error.strerror}", "make room, or pipe it"))
+        code = 1
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _say(error: CourierError) -> None:
+    click.echo(f"cdi-courier: {error}", err=True)
+
+
+def _drop_output() -> None:
+    """Forget what is not written yet: it would be tried again at the very end, with a traceback."""
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 1)

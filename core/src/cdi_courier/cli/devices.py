@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdi_courier.cli import registry_of
-from cdi_courier.errors import quoted
+from cdi_courier.cli import plain, registry_of
 
 if TYPE_CHECKING:
     from cdi_courier.cdi.snapshot import Snapshot
@@ -51,10 +50,9 @@ def _show(snapshot: Snapshot) -> None:
     from rich.text import Text
 
     report = _report(snapshot)
-    # A file's name can hold anything: each stays one harmless line.
-    rows = [(name, quoted(entry["file"], None)[1:-1]) for name, entry in report["devices"].items()]
-    # As wide as what is shown, whatever the terminal: a name that is cut is no name.
-    console = Console(width=max([80] + [len(name) + len(file) + 2 for name, file in rows]))
+    rows = [(name, plain(entry["file"])) for name, entry in report["devices"].items()]
+    # As wide as it takes, whatever the terminal: a name that is cut is no name.
+    console = Console(width=10_000)
     if rows:
         table = Table("DEVICE", "SPEC FILE", box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for row in rows:
@@ -62,6 +60,6 @@ def _show(snapshot: Snapshot) -> None:
         console.print(table)
     else:
         console.print(f"no devices in {', '.join(snapshot.dirs)}", markup=False, soft_wrap=True)
-    for errors in report["errors"].values():
-        for error in errors:
-            console.print(f"! {error}", markup=False, highlight=False, soft_wrap=True)
+    # A conflict is an error of each of its files.
+    for error in dict.fromkeys(error for errors in report["errors"].values() for error in errors):
+        console.print(f"! {error}", markup=False, highlight=False, soft_wrap=True)

@@ -86,7 +86,8 @@ def _lines(found: dict[str, Any]) -> list[str]:
             lines.append(f"backend {name} is {backend['state']}: {backend['problem']}")
     cdi = found["cdi"]
     lines.append(f"CDI: {cdi['devices']} devices in {len(cdi['files'])} files of {', '.join(cdi['dirs'])}")
-    lines += [f"  ! {error}" for errors in cdi["errors"].values() for error in errors]
+    # A conflict is an error of each of its files.
+    lines += [f"  ! {e}" for e in dict.fromkeys(e for errors in cdi["errors"].values() for e in errors)]
     lines += [f"  ! {key} reads {', '.join(dirs)}" for key, dirs in cdi["unequal"].items()]
     policy = found["policy"]
     lines.append(

@@ -11,7 +11,7 @@ import click
 
 from cdi_courier import choice, manifests
 from cdi_courier import explain as explanations
-from cdi_courier.cli import settings_of
+from cdi_courier.cli import plain, settings_of
 from cdi_courier.errors import ManifestError, printable, quoted
 from cdi_courier.host.describe import describe
 from cdi_courier.plugins import discover
@@ -77,7 +77,7 @@ def _read(manifest: str) -> bytes:
 
 def _lines(entry: dict[str, Any]) -> list[str]:
     document, containers = entry["document"], entry["containers"]
-    name = _plain(f"{document['namespace']}/{document['name']}")
+    name = plain(f"{document['namespace']}/{document['name']}")
     place = f"document {document['number']}" + (f", {document['item']}" if document["item"] else "")
     lines = [f"{explanations.printable_kind(document['kind'])} {name} ({place}, line {document['line']})"]
     lines += _table(
@@ -97,14 +97,14 @@ def _lines(entry: dict[str, Any]) -> list[str]:
     ]
     lines += [f"! {problem.rstrip()}" for problem in common]
     lines += [
-        f"! {_plain(container['name'])}: {problem.rstrip()}"
+        f"! {plain(container['name'])}: {problem.rstrip()}"
         for container in containers
         for problem in container["problems"]
         if problem not in common
     ]
     for container in containers:
         if container.get("diff"):
-            lines += ["", f"{container['type']} {_plain(container['name'])}", container["diff"]]
+            lines += ["", f"{container['type']} {plain(container['name'])}", container["diff"]]
     return [*lines, ""]
 
 
@@ -140,14 +140,9 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Columns as wide as what they hold: a name that is cut is no name."""
     if not rows:
         return []
-    cells = [titles, *([_plain(cell) for cell in row] for row in rows)]
+    cells = [titles, *([plain(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
         "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in cells
     ]
-
-
-def _plain(text: str) -> str:
-    """Hostile text as one harmless line."""
-    return printable(text).replace("\n", "\\n")

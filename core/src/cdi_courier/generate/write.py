@@ -111,7 +111,7 @@ def write(path: str, data: bytes) -> bool:
 
 
 def _must_be_a_files_place(path: str) -> None:
-    """Raises `GenerateError` where something else than a file would be replaced: root may replace anything."""
+    """Raises `GenerateError` where something else than a file would be replaced, which root may do."""
     try:
         kind = stat.S_IFMT(os.lstat(path).st_mode)
     except FileNotFoundError:
