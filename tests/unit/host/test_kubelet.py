@@ -52,6 +52,29 @@ def test_the_command_line_comes_first(root: Path, words: tuple[str, ...]) -> Non
     assert found == kubelet.Endpoint(CRIO, "command line of process 4711")
 
 
+@pytest.mark.parametrize(
+    ("mine", "its", "counts"),
+    [
+        ("pid:[1]", "pid:[1]", True),
+        ("pid:[1]", "pid:[2]", False),
+        ("pid:[1]", None, True),
+        (None, "pid:[2]", True),
+    ],
+    ids=["the-same", "another", "its-not-readable", "mine-not-readable"],
+)
+def test_only_a_kubelet_of_the_host_counts(
+    root: Path, mine: str | None, its: str | None, counts: bool
+) -> None:
+    """One in a container's PID namespace, as of a cluster in Docker, speaks of that container's sockets."""
+    process(root, "kubelet", f"{FLAG}={CRIO}")
+    for who, namespace in (("self", mine), ("4711", its)):
+        if namespace is not None:
+            (root / "proc" / who / "ns").mkdir()
+            (root / "proc" / who / "ns/pid").symlink_to(namespace)
+
+    assert (kubelet.endpoint(Root(str(root))) is not None) is counts
+
+
 def test_the_running_kubelet_s_configuration_is_read(root: Path) -> None:
     """The file that ``--config`` names, and not another one."""
     process(root, "kubelet", "--config", "/etc/k.yaml")

@@ -37,14 +37,29 @@ def environment(root: Root, pid: int) -> dict[str, str]:
 
 
 def named(root: Root, names: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-    """(PID, arguments) of each process whose program has one of the names."""
+    """(PID, arguments) of each process of the host whose program has one of the names.
+
+    One in another PID namespace is a container's, such as a cluster in Docker or what a pod calls so.
+    """
+    mine = _namespace(root, "self")
     with contextlib.suppress(OSError):
         for entry in os.listdir(root.real("/proc")):
             if entry.isdigit():
                 words = command_line(root, int(entry))
                 # Behind a blank stands the rest of an overwritten title: "k3s server".
-                if words and os.path.basename(words[0].partition(" ")[0]) in names:
+                if (
+                    words
+                    and os.path.basename(words[0].partition(" ")[0]) in names
+                    and (not mine or _namespace(root, entry) in (mine, ""))
+                ):
                     yield int(entry), words
+
+
+def _namespace(root: Root, who: str) -> str:
+    """The PID namespace of a process; empty if it has gone, or is not ours to look into."""
+    with contextlib.suppress(OSError):
+        return os.readlink(root.real(f"/proc/{who}/ns/pid"))
+    return ""
 
 
 def option(words: Sequence[str], *names: str) -> str | None:
