@@ -15,7 +15,7 @@ from cdi_courier.changes import ChangeSet, FileChange
 from cdi_courier.cli import command, held
 from cdi_courier.cli import install as install_command
 from cdi_courier.errors import HostError, PluginError
-from cdi_courier.hookspecs import API_VERSION, Offer
+from cdi_courier.hookspecs import API_VERSION, Needs, Offer
 from cdi_courier.host import gate_users
 from cdi_courier.host.model import Fact, Host, Runtime
 from cdi_courier.plugins import Plugins
@@ -27,17 +27,20 @@ NEW = b"version = 2\nimports = []\n"
 
 @attrs.define
 class FakeBackend:
-    """A backend that plans what it is given, for every runtime. ready: whether it can serve by now."""
+    """A backend that plans what it is given, for every runtime.
+
+    ready: whether it can serve by now. possible: whether it ever could.
+    """
 
     plans: Callable[[Runtime], ChangeSet]
     ready: Callable[[Runtime], bool]
     name: str = "fake"
     api_version: int = API_VERSION
+    possible: bool = True
 
     def offer(self, runtime: Runtime, _: Any) -> Offer:
-        return Offer(
-            self.name, "full", "nothing" if self.ready(runtime) else "restart", "it is not restarted"
-        )
+        needs: Needs = "restart" if self.possible else "impossible"
+        return Offer(self.name, "full", "nothing" if self.ready(runtime) else needs, "it is not restarted")
 
     def plan(self, runtime: Runtime, _: Any) -> ChangeSet:
         return self.plans(runtime)
@@ -57,7 +60,6 @@ class Bench:
         self.plans: Callable[[Runtime], ChangeSet] = self.plan
         self.backend = FakeBackend(lambda runtime: self.plans(runtime), lambda _: self.ran.exists())
         self.plugins = Plugins({"fake": self.backend})  # type: ignore[dict-item]
-        self.recommended: str | None = "fake"
         self.settings = ""
         self.problems: tuple[str, ...] = ()
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(root))  # else a user without a session is warned
@@ -65,7 +67,6 @@ class Bench:
         monkeypatch.setattr(install_command, "_READY_TIMEOUT", 0.0)
         monkeypatch.setattr(held, "_READY_TIMEOUT", 0.0)
         monkeypatch.setattr(install_command, "_describe", lambda _: self.describe())
-        monkeypatch.setattr(install_command, "_recommended", lambda *_: self.recommended)
         monkeypatch.setattr(install_command, "discover", lambda _: self.plugins)
 
     def describe(self) -> Host:
@@ -318,20 +319,34 @@ def test_one_runtime_can_be_named(bench: Bench, name: str):
         pytest.param('[runtimes]\ncontainerd = {backend = "fake"}\n', True, id="a-backend-of-its-own"),
     ],
 )
-def test_the_settings_of_a_runtime_count(bench: Bench, settings: str, written: bool):
-    """[runtimes] may leave a runtime alone or give it a backend, against the recommendation."""
-    bench.recommended = None
+@pytest.mark.parametrize("keys", [["containerd"], ["/run/one.sock", "/run/two.sock"]], ids=["one", "two"])
+def test_the_settings_of_a_runtime_count(bench: Bench, settings: str, written: bool, keys: list[str]):
+    """[runtimes] may leave runtimes alone or give them a backend, by their kind also where there are two."""
+    bench.backend.possible = False
+    bench.keys = keys
     bench.settings = settings
     bench.invoke("install")
 
     assert bench.installed is written
 
 
-def test_without_a_recommendation_that_is_said(bench: Bench):
-    """No backend that could serve is a failure; naming one is the way out."""
-    bench.recommended = None
+def test_a_backend_that_settings_demand_and_that_is_not_there_is_said(bench: Bench):
+    """It is that runtime's trouble, and no wrong usage: the others are set up."""
+    bench.keys = ["one", "two"]
+    bench.settings = '[runtimes]\n"/run/one.sock" = {backend = "absent"}\n'
+    output = bench.invoke("install", code=1).output
 
-    assert "PLG004" in bench.invoke("install", code=1).output
+    assert 'one: PLG003: there is no backend "absent"; installed: fake' in output
+    assert [manifest.runtime for manifest in changes.installed(changes.FOLDER)] == ["two"]
+
+
+def test_without_a_recommendation_that_is_said(bench: Bench):
+    """No backend that could serve is a failure with what each of them said; naming one is the way out."""
+    bench.backend.possible = False
+    output = bench.invoke("install", code=1).output
+
+    assert "PLG004" in output
+    assert "fake: it is not restarted" in output
     bench.invoke("install", "--backend", "fake")
     assert bench.installed
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Final
 
-from cdi_courier import choice
 from cdi_courier.changes import ChangeSet, FileChange
 from cdi_courier.errors import HostError, quoted
-from cdi_courier.host import processes
+from cdi_courier.host import configured, processes
 from cdi_courier.host.files import Root
 
 from . import configuration, dropin, dryrun, offers, ways
@@ -81,7 +80,8 @@ def plan(runtime: Runtime, settings: Settings, *, restart: bool = True) -> Chang
         return ChangeSet(NAME, runtime.key, notes=(f"{runtime.key} is set up already",))
     notes += [f"not verified: {what}" for what in found.unverified]
     notes += _notes(mode, runtime, settings, tables)
-    return ChangeSet(NAME, runtime.key, files, _restart(runtime, settings), tuple(notes))
+    command = configured.restart_command(runtime, settings, _RESTART)
+    return ChangeSet(NAME, runtime.key, files, command, tuple(notes))
 
 
 # --- the three ways ------------------------------------------------------------------------------------
@@ -319,8 +319,3 @@ def _notes(mode: str, runtime: Runtime, settings: Settings, tables: _Tables) -> 
         f"only pods with this RuntimeClass are served:\napiVersion: node.k8s.io/v1\nkind: RuntimeClass\n"
         f"metadata:\n  name: {name}\nhandler: {name}"
     )
-
-
-def _restart(runtime: Runtime, settings: Settings) -> str:
-    own = choice.runtime_settings(settings, runtime)
-    return own.restart if own is not None and own.restart else _RESTART

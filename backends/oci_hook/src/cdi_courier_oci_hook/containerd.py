@@ -14,6 +14,7 @@ from cdi_courier import changes, tomledit
 from cdi_courier.changes import ChangeSet, FileChange
 from cdi_courier.errors import CourierError, HostError, quoted
 from cdi_courier.host import containerd_files as files
+from cdi_courier.host.files import read_file
 
 from . import wrapping
 
@@ -56,13 +57,12 @@ def plan(runtime: Runtime, settings: Settings) -> ChangeSet:
     ``HOK120`` the default handler is not defined, ``CHG006``, ``SET005``.
     """
     name = settings.oci_hook.handler
-    files.must_be_ours_to_edit(
-        runtime, f"a handler {name} with BinaryName {wrapping.path_of(runtime, settings)}", "HOK110"
-    )
+    # A handler in the template is not enough: it would call a gate that is never written.
+    files.must_be_ours_to_edit(runtime, "HOK110")
     version = runtime.version_tuple
     path = files.main_path(runtime, settings)
     before = changes.without_ours(wrapping.NAME, runtime.key, folder=changes.FOLDER)
-    data = before[path] if path in before else files.read(path, _UNREADABLE)
+    data = before[path] if path in before else read_file(path, _UNREADABLE)
     main = files.parsed(path, data, version, _UNREADABLE)
     if main.schema == 1:
         raise files.version_1(main, version, "name handlers in the way that is known here", "HOK111")
@@ -203,7 +203,7 @@ def _edit_in_place(
     """
     owners = [path for path, document in documents.items() if files.plugin_table(document, plugin)]
     path = owners[-1] if owners else main.path
-    data = texts.get(path) or (main.data if path == main.path else files.read(path, _UNREADABLE))
+    data = texts.get(path) or (main.data if path == main.path else read_file(path, _UNREADABLE))
     data = data or b""
     if not documents[path]:
         # Without a version it would be taken for one of version 1, whatever it says.

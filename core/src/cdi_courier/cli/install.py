@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 from attrs import frozen
 
-from cdi_courier import changes
+from cdi_courier import changes, choice
 from cdi_courier.cli import held, settings_of
 from cdi_courier.errors import CourierError, HostError, PluginError, quoted
+from cdi_courier.host import configured
 from cdi_courier.plugins import Plugins, discover
 
 if TYPE_CHECKING:
@@ -87,6 +88,9 @@ def install(
         return
     settings = settings_of(context)
     plugins = discover(settings.backends.disabled)
+    if backend is not None and backend not in {*plugins.backends, *plugins.problems, *plugins.disabled}:
+        known = ", ".join(plugins.backends) or "none"
+        raise click.UsageError(f"there is no backend {quoted(backend)}; installed: {known}")
     host = _describe(settings)
     for problem in host.problems:
         click.echo(f"warning: {problem}", err=True)
@@ -166,22 +170,19 @@ def _describe(settings: Settings) -> Host:
     return describe(settings)
 
 
-def _recommended(plugins: Plugins, runtime: Runtime, settings: Settings) -> str | None:
-    """The name of the backend that is best for the runtime; None if none can serve it."""
-    from cdi_courier import choice
-
-    return choice.choose(plugins, runtime, settings).recommended
+def _recommended(plugins: Plugins, runtime: Runtime, settings: Settings) -> str:
+    """The name of the backend that is best for the runtime. Raises `PluginError` if none can serve it."""
+    found = choice.choose(plugins, runtime, settings)
+    if found.recommended is None:
+        raise PluginError("PLG004", f"{found.advice}: {found.reason}", "install one, such as cdi-courier-nri")
+    return found.recommended
 
 
 def _backend(plugins: Plugins, name: str) -> Backend:
-    if name in plugins.backends:
-        return plugins.backends[name]
-    if name in plugins.problems:
-        raise PluginError("PLG003", f"backend {name} cannot be used: {plugins.problems[name].message}")
-    if name in plugins.disabled:
-        raise PluginError("PLG003", f"backend {name} is disabled", "take it out of [backends] disabled")
-    known = ", ".join(plugins.backends) or "none"
-    raise click.UsageError(f"there is no backend {quoted(name)}; installed: {known}")
+    """The backend of this name. Raises `PluginError` ``PLG003``."""
+    if name not in plugins.backends:
+        raise choice.missing(name, plugins)
+    return plugins.backends[name]
 
 
 # --- one runtime ---------------------------------------------------------------------------------------
@@ -197,15 +198,11 @@ def _dormant(backend: Backend, settings: Settings, running: set[str]) -> list[Ru
 def _plan(
     plugins: Plugins, runtime: Runtime, settings: Settings, asked: str | None, *, may_restart: bool
 ) -> _Job | None:
-    own = settings.runtimes.get(runtime.endpoint) or settings.runtimes.get(runtime.key)
+    own = configured.table(runtime, settings)
     if own is not None and own.ignore:
         click.echo(f"{runtime.key}: left alone, because [runtimes] says ignore")
         return None
     name = asked or (own.backend if own else "") or _recommended(plugins, runtime, settings)
-    if name is None:
-        raise PluginError(
-            "PLG004", "no backend can serve this runtime", "install one, such as cdi-courier-nri"
-        )
     backend = _backend(plugins, name)
     plan = backend.plan
     if not may_restart:

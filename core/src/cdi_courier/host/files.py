@@ -73,6 +73,19 @@ class Root:
         return sorted(found)
 
 
+def read_file(path: str, code: str) -> bytes | None:
+    """The bytes of a file of this machine, for an installer; None if it is not there.
+
+    Raises `HostError` with `code`, which is that of whoever asks, for whatever `Root.read` refuses.
+    """
+    try:
+        return Root().read(path)
+    except FileNotFoundError:
+        return None
+    except HostError as error:
+        raise HostError(code, error.message, error.hint, file=path) from None
+
+
 def _unreadable(path: str, error: OSError | ValueError) -> HostError:
     reason = error.strerror if isinstance(error, OSError) else str(error)
     hint = "run as root" if isinstance(error, PermissionError) else ""
