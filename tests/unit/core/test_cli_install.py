@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -226,6 +227,27 @@ def test_a_restart_that_only_our_files_make_fail_is_repeated_without_them(bench:
     assert not bench.installed
     assert bench.runs == 2
     assert "restarted without it" in output
+
+
+def test_a_daemon_that_keeps_the_restart_command_s_output_is_not_waited_for(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+):
+    """An init script may leave the daemon its own output; what that writes later is nobody's trouble."""
+    monkeypatch.setattr(install_command, "_RESTART_TIMEOUT", 30.0)
+    late, go = bench.root / "late", bench.root / "go"
+    os.mkfifo(go)
+    os.mkfifo(late)
+    # Once told to, it writes where the command wrote, and then says whether it still lives.
+    daemon = f"(read line < {go}; echo later; echo alive > {late}) &"
+    script = bench.root / "init.sh"
+    script.write_text(f"#!/bin/sh\n{daemon}\necho started\ntouch {bench.ran}\n")
+    script.chmod(0o755)
+    bench.planned(restart=str(script))
+    output = bench.invoke("install", "--apply").output
+    go.write_text("now\n")
+
+    assert output.endswith("fake can serve it\n")
+    assert late.read_text() == "alive\n"
 
 
 def test_the_restart_command_meets_no_shell(bench: Bench):
@@ -729,6 +751,69 @@ def test_what_fails_with_a_canary_is_taken_back(more: Bench):
     assert not more.installed
     assert more.runs == 2
     assert "CRI113: no pod can be created; what had been written is taken back" in output
+
+
+def test_what_fails_with_a_canary_is_taken_back_where_no_restart_was_needed(more: Bench):
+    """As the option's help has it: what this call has written goes, whatever made it effective."""
+
+    def fail(_: bool) -> str:
+        raise HostError("CRI113", "no pod can be created")
+
+    more.planned(restart="")
+    more.backend.shown = fail  # type: ignore[attr-defined]
+    output = more.invoke("install", "--apply", "--canary", code=1).output
+
+    assert not more.installed
+    assert output.endswith("CRI113: no pod can be created; what had been written is taken back\n")
+
+
+def test_a_failed_canary_leaves_what_was_installed_before(more: Bench):
+    """A second call has written nothing, so it takes nothing back."""
+
+    def fail(_: bool) -> str:
+        raise HostError("CRI113", "no pod can be created")
+
+    more.planned(restart="")
+    more.invoke("install")
+    more.backend.shown = fail  # type: ignore[attr-defined]
+    more.invoke("install", "--apply", "--canary", code=1)
+
+    assert more.installed
+
+
+def test_what_cannot_be_taken_back_is_told_with_what_failed_first(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+):
+    """The second failure does not hide the first, which is what has to be mended."""
+
+    def undo(*_: Any, **__: Any) -> None:
+        raise HostError("CHG001", "cannot write x", "make room")
+
+    monkeypatch.setattr(changes, "undo", undo)
+    bench.planned(restart="false")
+    output = bench.invoke("install", "--apply", code=1).output
+
+    assert "CHG007" in output
+    assert (
+        "ended with status 1; what had been written cannot be taken back: cannot write x (make room)"
+        in output
+    )
+
+
+def test_a_backend_that_breaks_after_the_restart_is_told(bench: Bench):
+    """Foreign code may raise anything when it is asked again, too."""
+
+    def ready(_: Runtime) -> bool:
+        if bench.ran.exists():
+            raise RuntimeError("oops")
+        return False
+
+    bench.backend.ready = ready
+
+    assert (
+        "PLG002: backend fake failed to say what it can do"
+        in bench.invoke("install", "--apply", code=1).output
+    )
 
 
 def test_what_cannot_be_shown_without_a_canary_stays(more: Bench):

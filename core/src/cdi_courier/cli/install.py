@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shlex
 import subprocess
 import time
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_SHOWN = 500  # bytes of what a restart command says
 _RESTART_TIMEOUT = 120.0  # seconds; systemd itself gives a unit 90 to start
 _READY_TIMEOUT = 15.0  # seconds from the restart until the runtime serves as planned
 _READY_PAUSE = 0.25
@@ -54,7 +57,7 @@ class _Job:
     "--canary",
     is_flag=True,
     help="With --apply: have the runtime create a pod and remove it again, where only that proves that "
-    "it works; if it does not, everything is taken back.",
+    "it works; if it does not, what this call has written is taken back.",
 )
 @click.option("--force", is_flag=True, help="Write also over files that were changed since.")
 @click.option("--systemd", is_flag=True, help="Write the daemon's unit instead, where no package has.")
@@ -133,26 +136,33 @@ def show(steps: tuple[changes.Step, ...]) -> None:
 
 def run_restart(command: str) -> None:
     """Run a restart command, without a shell. Raises `HostError` ``CHG007`` with the end of its output."""
+    # Not a pipe: a daemon that an init script starts may keep it open, so that its end would be waited for,
+    # and may die of writing to one that nobody reads any more.
+    output = os.memfd_create("output", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         argv = shlex.split(command)
         done = subprocess.run(  # noqa: S603 - the administrator's own command
             argv,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=output,
             stderr=subprocess.STDOUT,
             timeout=_RESTART_TIMEOUT,
             check=False,
         )
+        fcntl.fcntl(output, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)  # nor may it fill the memory
+        said = os.pread(output, _SHOWN, max(0, os.fstat(output).st_size - _SHOWN))
     except (OSError, ValueError, IndexError) as error:
         # ValueError: quotes that do not close, or a zero byte.
         words = error.strerror if isinstance(error, OSError) else str(error)
         raise _not_restarted(command, f"cannot be run: {words}") from None
     except subprocess.TimeoutExpired:
         raise _not_restarted(command, f"did not end within {_RESTART_TIMEOUT:g} s") from None
+    finally:
+        os.close(output)
     if done.returncode:
-        output = done.stdout.decode(errors="replace").strip()[-500:]
-        said = f", and said {quoted(output, None)}" if output else ""
-        raise _not_restarted(command, f"ended with status {done.returncode}{said}")
+        words = said.decode(errors="replace").strip()
+        told = f", and said {quoted(words, None)}" if words else ""
+        raise _not_restarted(command, f"ended with status {done.returncode}{told}")
 
 
 def _not_restarted(command: str, how: str) -> HostError:
@@ -240,20 +250,19 @@ def _do(job: _Job, settings: Settings, *, dry_run: bool, restart: bool, canary: 
         click.echo(f"{plan.runtime}: {plan.backend} is installed already")
     for note in plan.notes:
         click.echo(f"{plan.runtime}: {note}")
-    if not plan.restart:
-        if canary:
-            _prove(job, job.runtime, settings, canary=True)
-        return
-    if not restart:
+    if plan.restart and not restart:
         click.echo(f"{plan.runtime}: to make it effective: {plan.restart}")
+    if not (restart if plan.restart else canary):
         return
-    try:
-        run_restart(plan.restart)
-    except HostError as error:
-        if steps:
-            _take_back(plan, settings, error)
-        raise
-    runtime = _look_again(job, settings)
+    runtime = job.runtime
+    if plan.restart:
+        try:
+            run_restart(plan.restart)
+        except HostError as error:
+            if steps:
+                _take_back(plan, settings, error)
+            raise
+        runtime = _look_again(job, settings)
     try:
         _prove(job, runtime, settings, canary=canary)
     except CourierError as error:
@@ -261,7 +270,8 @@ def _do(job: _Job, settings: Settings, *, dry_run: bool, restart: bool, canary: 
             _must_be_unused(plan, settings, error)
             _take_back(plan, settings, error)
         raise
-    click.echo(f"{plan.runtime}: {plan.backend} can serve it")
+    if plan.restart:
+        click.echo(f"{plan.runtime}: {plan.backend} can serve it")
 
 
 def _prove(job: _Job, runtime: Runtime, settings: Settings, *, canary: bool) -> None:
@@ -295,15 +305,20 @@ def _take_back(plan: ChangeSet, settings: Settings, error: CourierError) -> NoRe
         for manifest in changes.installed(changes.FOLDER)
         if (manifest.backend, manifest.runtime) == (plan.backend, plan.runtime)
     ]
-    for manifest in mine:
-        changes.undo(manifest, folder=changes.FOLDER, keep=held.of(manifest))
-    outcome = "what had been written is taken back"
     try:
-        run_restart(plan.restart)
-    except HostError as second:
-        outcome += f", and the restart fails without it too: {second.message}"
-    else:
-        outcome += ", and the runtime was restarted without it"
+        for manifest in mine:
+            changes.undo(manifest, folder=changes.FOLDER, keep=held.of(manifest))
+    except CourierError as second:
+        outcome = f"what had been written cannot be taken back: {second.message}"
+        raise HostError(error.code, f"{error.message}; {outcome}", second.hint) from None
+    outcome = "what had been written is taken back"
+    if plan.restart:
+        try:
+            run_restart(plan.restart)
+        except HostError as second:
+            outcome += f", and the restart fails without it too: {second.message}"
+        else:
+            outcome += ", and the runtime was restarted without it"
     for manifest in mine:
         try:
             if held.of(manifest):
@@ -321,7 +336,7 @@ def _look_again(job: _Job, settings: Settings) -> Runtime:
         found = [r for r in host.runtimes if r.key == job.runtime.key]
         reason = "; ".join(("it is not found any more", *host.problems))
         if found:
-            offer = job.backend.offer(found[0], settings)
+            offer = _asked(job.backend, "say what it can do", job.backend.offer, found[0], settings)
             if offer.needs == "nothing":
                 return found[0]
             reason = offer.reason
