@@ -49,6 +49,15 @@ def test_what_files_do_not_say_is_the_versions_default(
     assert runtime.get("nri") == nri
 
 
+def test_files_do_not_give_an_old_version_nri(site: Site, program: Program) -> None:
+    """What a newer CRI-O's files enable, one before 1.26 does not know."""
+    program("echo 'crio version 1.25.1'")
+    site.drop_in.write_text("[crio.nri]\nenable_nri = true\n")
+    (runtime,) = found(site)
+
+    assert runtime.get("nri") == "absent"
+
+
 def test_a_host_without_cri_o_has_none(site: Site) -> None:
     """Neither a program nor a file of it is here."""
     site.folder.rmdir()

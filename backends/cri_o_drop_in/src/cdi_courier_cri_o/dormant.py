@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 _KEY: Final = "cri-o"
 _SOURCE: Final = "CRI-O's files; it does not run"
-_FIRST_WITH_NRI: Final = (1, 26, 0)
 _FIRST_WITH_NRI_ON: Final = (1, 30, 0)
 
 
@@ -33,12 +32,15 @@ def describe(settings: Settings) -> Sequence[Runtime]:
     findings.learn("config", main, "[runtimes] config" if own and own.config else "where it lies by default")
     findings.learn("config_exists", os.path.exists(main), main)
     version = dryrun.version(program) if program else ""
+    findings.version = version
+    # Before the files, because NRI is nothing that they could give to a version without it.
+    crio.learn_from_version(findings)
     runtime = Runtime(_KEY, "cri-o", version, "", findings.facts)
     found = configuration.from_files(runtime, settings)
     stored = configuration.merged([*(file.document for file in found.files), found.ours])
     crio.learn_from_config(stored, findings, _SOURCE)
     numbers = runtime.version_tuple
     if numbers is not None:
-        state = "absent" if numbers < _FIRST_WITH_NRI else "on" if numbers >= _FIRST_WITH_NRI_ON else "off"
+        state = "on" if numbers >= _FIRST_WITH_NRI_ON else "off"
         findings.learn("nri", state, f"CRI-O {version} does not run; that is its default")
     return (Runtime(_KEY, "cri-o", version, "", findings.facts, ("CRI-O does not run",)),)
