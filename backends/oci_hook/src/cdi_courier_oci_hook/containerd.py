@@ -14,6 +14,7 @@ from cdi_courier import changes, tomledit
 from cdi_courier.changes import ChangeSet, FileChange
 from cdi_courier.errors import CourierError, HostError, quoted
 from cdi_courier.host import containerd_files as files
+from cdi_courier.host.answers import merge_tables
 from cdi_courier.host.files import read_file
 
 from . import wrapping
@@ -133,7 +134,7 @@ def _handlers(documents: files.Documents, plugin: str, *, replaces: bool) -> _Ha
         )
     written = bool(handlers)
     if not replaces:
-        handlers = files.merge(_DEFAULTS, handlers)
+        handlers = merge_tables(_DEFAULTS, handlers)
     elif not written:
         # Up to 1.7 the first handler in a file takes the built-in one away.
         handlers = copy.deepcopy(dict(_DEFAULTS))

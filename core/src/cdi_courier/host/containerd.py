@@ -21,6 +21,7 @@ from cdi_courier.host.answers import (
     flag,
     from_toml,
     handlers,
+    merge_tables,
     strings,
     table,
     text,
@@ -296,21 +297,10 @@ def _resolve(root: Root, file: _File) -> list[str]:
 
 def _merge(to: Mapping[str, Any], document: Mapping[str, Any], *, deep: bool) -> dict[str, Any]:
     old, new = table(to, "plugins"), table(document, "plugins")
-    plugins = _merge_tables(old, new) if deep else {**old, **new}
+    plugins = merge_tables(old, new) if deep else {**old, **new}
     # Lists of names are joined at the top, and replaced within plugins' tables.
     disabled = [*(texts(to.get(_DISABLED)) or []), *(texts(document.get(_DISABLED)) or [])]
     return {**to, **document, "plugins": plugins, _DISABLED: disabled}
-
-
-def _merge_tables(to: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(to)
-    for key, value in other.items():
-        old = merged.get(key)
-        if isinstance(old, dict) and isinstance(value, dict):
-            merged[key] = _merge_tables(old, value)
-        else:
-            merged[key] = value
-    return merged
 
 
 def _nri(document: Mapping[str, Any], version: int, numbers: _Numbers, source: str) -> Nri:

@@ -18,6 +18,7 @@ from cdi_courier import tomledit
 from cdi_courier.changes import FileChange
 from cdi_courier.errors import CourierError, HostError, quoted
 from cdi_courier.host import configured
+from cdi_courier.host.answers import merge_tables
 from cdi_courier.host.files import read_file
 
 if TYPE_CHECKING:
@@ -116,22 +117,8 @@ def merged(documents: Documents, plugin: str, *, replaces: bool) -> dict[str, An
     for document in documents.values():
         found = plugin_table(document, plugin)
         if found:
-            table = dict(found) if replaces else merge(table, found)
+            table = dict(found) if replaces else merge_tables(table, found)
     return table
-
-
-def merge(table: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Key by key, as since 2.0: tables are merged, lists joined, an empty string changes nothing."""
-    result = dict(table)
-    for key, value in other.items():
-        old = result.get(key)
-        if isinstance(old, dict) and isinstance(value, dict):
-            result[key] = merge(old, value)
-        elif isinstance(old, list) and isinstance(value, list):
-            result[key] = [*old, *(item for item in value if item not in old)]
-        elif value != "" or old is None:
-            result[key] = value
-    return result
 
 
 def plugin_table(document: Mapping[str, Any], plugin: str) -> dict[str, Any]:
