@@ -320,3 +320,16 @@ def test_validate_shows_a_hostile_file_name_harmlessly(config: Path) -> None:
 
     # click itself takes colours out for a pipe, so this is not one.
     assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_a_library_s_warning_is_one_line(tmp_path: Path) -> None:
+    """It says what it says, harmlessly and without its source."""
+    script = (
+        "import warnings; from cdi_courier import cli; "
+        "cli.command = lambda **_: warnings.warn('odd\\nthing \\x1b[31m'); cli.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=True, cwd=tmp_path
+    )
+
+    assert done.stderr == "cdi-courier: warning: odd\\nthing \\u001b[31m\n"

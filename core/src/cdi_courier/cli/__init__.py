@@ -12,6 +12,7 @@ import importlib
 import io
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,6 +98,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             # File names may hold what is no text, and a terminal may know less than Unicode.
             stream.reconfigure(errors="backslashreplace")
+    warnings.showwarning = _warn  # type: ignore[assignment]
     try:
         code = command(standalone_mode=False, auto_envvar_prefix="CDI_COURIER")
     except click.exceptions.Abort:
@@ -117,6 +119,11 @@ def main() -> None:
         _say(HostError("HST006", f"the output cannot be written: {error.strerror}", "make room, or pipe it"))
         code = 1
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _warn(message: Warning | str, *_: object) -> None:
+    # What a library says of a user's session, say; where in its source is nobody's concern here.
+    click.echo(f"cdi-courier: warning: {plain(str(message))}", err=True)
 
 
 def _say(error: CourierError) -> None:
