@@ -49,6 +49,11 @@ def plan(runtime: Runtime, settings: Settings, *, restart: bool = True) -> Chang
     option of CRI-O does, ``CRI108`` a program that is named does not exist, ``CRI109`` the handler's name is
     somebody else's, ``CRI110`` no directory for the hook can be written.
     """
+    if runtime.kind != "cri-o":
+        # Where the backend is named, it is asked to plan for every runtime of the host.
+        raise HostError(
+            "CRI101", f"{runtime.key} is not CRI-O, which this backend is for only", "name another backend"
+        )
     mode, reasons = offers.choose(runtime, settings, restart=restart)
     if not mode:
         raise HostError(

@@ -167,7 +167,10 @@ def run_restart(command: str) -> None:
 
 def _not_restarted(command: str, how: str) -> HostError:
     return HostError(
-        "CHG007", f"the restart command {quoted(command)} {how}", "see the runtime's log", command=command
+        "CHG007",
+        f"the restart command {quoted(command)} {how}",
+        "see the runtime's log; [runtimes] restart names another command",
+        command=command,
     )
 
 

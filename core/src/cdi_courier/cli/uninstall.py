@@ -56,13 +56,15 @@ def uninstall(
         unit.uninstall(dry_run=dry_run, stop=restart, force=force)
         return
     settings = settings_of(context)
+    every = changes.installed(changes.FOLDER)
     found = [
         manifest
-        for manifest in changes.installed(changes.FOLDER)
+        for manifest in every
         if backend in (None, manifest.backend) and key in (None, manifest.runtime)
     ]
     if not found:
-        click.echo("nothing is installed")
+        others = ", ".join(f"{manifest.backend} for {manifest.runtime}" for manifest in every)
+        click.echo(f"nothing of that is installed, only {others}" if others else "nothing is installed")
     failed = False
     for manifest in found:
         try:
