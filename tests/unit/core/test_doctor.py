@@ -212,6 +212,26 @@ def test_other_plugins_that_answer_the_same_annotations_are_found(tmp_path: Path
     assert found[1].startswith("process 11 (nvidia-ctk-installer)")
 
 
+@pytest.mark.parametrize(
+    ("words", "conflict"),
+    [
+        (["/opt/bin/10-device-injector", "--idx", "10"], True),
+        (["/usr/bin/python3.11", "/opt/device-injector"], True),
+        (["less", "/var/log/nvidia-toolkit.log"], False),
+        (["systemctl", "nvidia-toolkit"], False),
+        (["/usr/bin/device-injector-log-viewer"], False),
+        ([], False),
+    ],
+    ids=["index", "script", "log", "argument", "other-program", "kernel-thread"],
+)
+def test_only_who_runs_a_plugin_conflicts(tmp_path: Path, words: list[str], conflict: bool) -> None:
+    """Whoever only speaks of one, in a name or an argument, makes no pod fail."""
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in words))
+
+    assert bool(conflicts.find(str(tmp_path / "none"), str(tmp_path))) is conflict
+
+
 def test_a_host_without_plugins_has_no_conflict(tmp_path: Path) -> None:
     """Folders that are not there are nobody's."""
     found = conflicts.find(str(tmp_path / "none"), str(tmp_path / "none"))
