@@ -333,3 +333,14 @@ def test_a_library_s_warning_is_one_line(tmp_path: Path) -> None:
     )
 
     assert done.stderr == "cdi-courier: warning: odd\\nthing \\u001b[31m\n"
+
+
+@pytest.mark.parametrize(
+    "group", [[], ["config"], ["policy"], ["generate"]], ids=["top", "config", "policy", "generate"]
+)
+def test_no_command_s_summary_is_cut(group: list[str]) -> None:
+    """In a terminal of eighty columns a list of commands says in full what each does."""
+    lines = courier(*group, "--help", COLUMNS="80").stdout.partition("Commands:\n")[2].splitlines()
+
+    assert lines
+    assert [line for line in lines if not line.endswith(".") or line.endswith("...")] == []

@@ -22,10 +22,10 @@ UNRESOLVED = 3
 @click.argument("config", metavar="[CONFIG|-]", default="-")
 @click.pass_context
 def apply(context: click.Context, spec_dirs: tuple[str, ...], devices: tuple[str, ...], config: str) -> None:
-    """Print the OCI CONFIG with CDI devices put in; the file itself is left alone.
+    """Print an OCI config with CDI devices put in.
 
-    Exit code 3 if a name cannot be resolved, with one line a name on stderr and nothing on stdout; 1 for any
-    other failure.
+    CONFIG, or what comes on standard input, is left alone. Exit code 3 if a name cannot be resolved, with
+    one line a name on stderr and nothing on stdout; 1 for any other failure.
     """
     snapshot = registry_of(context, spec_dirs).snapshot()
     names = tuple(dict.fromkeys(devices))

@@ -16,9 +16,10 @@ from cdi_courier.patterns import NAME
 @click.option("--print", "to_stdout", is_flag=True, help="Print the table instead of writing it.")
 @click.pass_context
 def compile_(context: click.Context, *, to_stdout: bool) -> None:
-    """Compile settings, policy and spec files into [service] state_dir.
+    """Compile settings, policy and specs for hooks and wrappers.
 
-    Hooks do so themselves when something has changed; this only takes the time beforehand.
+    The table goes into [service] state_dir. Hooks do so themselves when something has changed; this only
+    takes the time beforehand.
     """
     place = settings_place(context.find_root().obj)
     compiled = compile_settled(place)

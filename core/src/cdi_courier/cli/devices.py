@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 )
 @click.pass_context
 def devices(context: click.Context, as_json: bool, spec_dirs: tuple[str, ...]) -> None:
-    """List the devices that can be asked for, and what is wrong with spec files.
+    """List the devices that can be asked for.
 
-    The exit code is 0 also if files have errors: they hurt no other file.
+    Also says what is wrong with spec files. The exit code is 0 also if files have errors: they hurt no
+    other file.
     """
     snapshot = registry_of(context, spec_dirs).snapshot()
     if as_json:

@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 )
 @click.pass_context
 def doctor(context: click.Context, as_json: bool, probe: bool) -> None:
-    """Say what this host's runtimes are, which backend serves each, and what to do next.
+    """Say what serves this host's runtimes, and what to do next.
 
-    The exit code is 0 if pods that ask are served now, else 1.
+    Shows what is known of each runtime and from where, and what every backend could do for it. The exit
+    code is 0 if pods that ask are served now, else 1.
     """
     settings = settings_of(context)
     plugins = discover(settings.backends.disabled)

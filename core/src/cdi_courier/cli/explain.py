@@ -32,10 +32,11 @@ UNUSABLE = 2
 @click.argument("manifest", metavar="FILE|-")
 @click.pass_context
 def explain(context: click.Context, as_json: bool, diff: bool, namespace: str, manifest: str) -> None:
-    """Say what each container of a Kubernetes manifest would get on this host, and why or why not.
+    """Say what a manifest's containers would get on this host.
 
-    FILE holds pods, workloads, Lists of them, in one document or several. Nothing is created. The exit code
-    is 0 if all that is asked for would be delivered, 1 if not, 2 if the file cannot be used.
+    And why, or why not. FILE holds pods, workloads, Lists of them, in one document or several. Nothing is
+    created. The exit code is 0 if all that is asked for would be delivered, 1 if not, 2 if the file cannot
+    be used.
     """
     settings = settings_of(context)
     plugins = discover(settings.backends.disabled)

@@ -74,7 +74,7 @@ def install(
     force: bool,
     systemd: bool,
 ) -> None:
-    """Set the recommended way of delivery up for every runtime on this host.
+    """Set the recommended backend up for each runtime of this host.
 
     Shows what changes, writes it, and prints the command that makes it effective. `cdi-courier uninstall`
     puts every byte back.
