@@ -133,7 +133,7 @@ def test_policy_check_says_yes_with_exit_code_0(config: Path) -> None:
     """An allowed request is told with the rule that allows it."""
     done = courier("--config", config, "policy", "check", "--namespace", "gpu-operator", "--device", "v/c=a")
 
-    assert done.stdout == 'allowed: "v/c=a", by the built-in rule\n'
+    assert done.stdout == 'allowed: "v/c=a" (the built-in rule)\n'
 
 
 def test_policy_check_says_no_with_toml_that_would_allow_it(config: Path, tmp_path: Path) -> None:

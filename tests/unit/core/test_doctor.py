@@ -12,12 +12,15 @@ from cdi_courier import doctor
 from cdi_courier.cdi.registry import Registry
 from cdi_courier.cdi.snapshot import Snapshot
 from cdi_courier.choice import Choice
-from cdi_courier.errors import PluginError
-from cdi_courier.hookspecs import Offer
+from cdi_courier.cli import command as courier
+from cdi_courier.cli import doctor as command
+from cdi_courier.errors import HostError, PluginError
+from cdi_courier.hookspecs import API_VERSION, Offer
 from cdi_courier.host import conflicts
-from cdi_courier.host.model import Fact, Runtime
+from cdi_courier.host.model import Fact, Host, Runtime
 from cdi_courier.plugins import Plugins
 from cdi_courier.settings import Settings
+from click.testing import CliRunner
 
 NRI = Offer("nri", "full", "nothing", "NRI is on")
 DAEMON: dict[str, Any] = {
@@ -185,6 +188,43 @@ def test_the_policy_is_shown_rule_by_rule(snapshot: Snapshot) -> None:
 
     assert rules[-1]["source"] == "the built-in rule"
     assert rules[-1]["devices"] == ["*"]
+
+
+# Probes
+
+
+def test_what_every_backend_saw_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one has seen does not hide what another could not see, whatever it raises."""
+
+    class Probing:
+        api_version = API_VERSION
+
+        def __init__(self, name: str, saw: str | Exception) -> None:
+            self.name = name
+            self.saw = saw
+
+        def offer(self, *_: object) -> Offer:
+            return Offer(self.name, "full", "nothing", "a test")
+
+        def probe(self, *_: object) -> str:
+            if isinstance(self.saw, Exception):
+                raise self.saw
+            return self.saw
+
+    backends = [
+        Probing("one", HostError("HST101", "nobody is there")),
+        Probing("two", "it says hello"),
+        Probing("three", ""),
+        Probing("four", KeyError("x")),
+    ]
+    plugins = Plugins({backend.name: backend for backend in backends})  # type: ignore[misc]
+    monkeypatch.setattr(command, "discover", lambda _: plugins)
+    monkeypatch.setattr(command, "describe", lambda _: Host((Runtime("containerd", "containerd"),)))
+    (tmp_path / "c.toml").write_text(f'[service]\nstate_dir = "{tmp_path}"\n')
+    done = CliRunner().invoke(courier, ["--config", str(tmp_path / "c.toml"), "doctor", "--json", "--probe"])
+    (runtime,) = json.loads(done.output)["runtimes"]
+
+    assert runtime["probe"] == ("one: HST101: nobody is there; two: it says hello; four: KeyError: 'x'")
 
 
 # Conflicts

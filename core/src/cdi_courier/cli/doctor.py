@@ -64,7 +64,7 @@ def doctor(context: click.Context, as_json: bool, probe: bool) -> None:
 
 
 def _probe(plugins: Plugins, choices: Sequence[Choice], settings: Settings) -> dict[str, str]:
-    said = {}
+    said: dict[str, str] = {}
     for found in choices:
         for name, backend in plugins.backends.items():
             try:
@@ -74,7 +74,8 @@ def _probe(plugins: Plugins, choices: Sequence[Choice], settings: Settings) -> d
             except Exception as error:  # noqa: BLE001 - foreign code
                 words = f"{type(error).__name__}: {error}"
             if words:
-                said[found.runtime.key] = f"{name}: {words}"
+                key = found.runtime.key
+                said[key] = f"{said[key]}; {name}: {words}" if key in said else f"{name}: {words}"
     return said
 
 

@@ -39,7 +39,7 @@ def check(context: click.Context, namespace: str, pod: str, container: str, devi
     denied = []
     for name in device:
         allowed, why = judge(rules, request, name)
-        click.echo(f"{'allowed' if allowed else 'denied'}: {quoted(name, None)}, by {why}")
+        click.echo(f"{'allowed' if allowed else 'denied'}: {quoted(name, None)} ({why})")
         if not allowed:
             denied.append(name)
     if denied:
