@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from cdi_courier.cli import tables
 from cdi_courier.settings import load
 
 SPEC = {
@@ -344,3 +345,21 @@ def test_no_command_s_summary_is_cut(group: list[str]) -> None:
 
     assert lines
     assert [line for line in lines if not line.endswith(".") or line.endswith("...")] == []
+
+
+def test_a_table_is_as_wide_as_what_it_holds() -> None:
+    """Nothing is cut, wide letters count twice, hostile cells stay one line, and no line ends in blanks."""
+    long = "x" * 300
+    found = tables.lines(("NAME", "FILE"), [("漢字漢字", "/a"), ("b", long), ("[red]c\x1b\n", "")])
+
+    assert found == [
+        "NAME            FILE",
+        "漢字漢字        /a",
+        f"b               {long}",
+        "[red]c\\u001b\\n",
+    ]
+
+
+def test_a_table_may_have_no_rows() -> None:
+    """Then only its titles are there."""
+    assert tables.lines(("A", "B"), []) == ["A  B"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdi_courier.cli import plain, registry_of
+from cdi_courier.cli import plain, registry_of, tables
 
 if TYPE_CHECKING:
     from cdi_courier.cdi.snapshot import Snapshot
@@ -46,21 +46,13 @@ def _report(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _show(snapshot: Snapshot) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     report = _report(snapshot)
-    rows = [(name, plain(entry["file"])) for name, entry in report["devices"].items()]
-    # As wide as it takes, whatever the terminal: a name that is cut is no name.
-    console = Console(width=10_000)
+    rows = [(name, entry["file"]) for name, entry in report["devices"].items()]
     if rows:
-        table = Table("DEVICE", "SPEC FILE", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for row in rows:
-            table.add_row(*(Text(cell, no_wrap=True) for cell in row))  # Text: file names are no markup
-        console.print(table)
+        for line in tables.lines(("DEVICE", "SPEC FILE"), rows):
+            click.echo(line)
     else:
-        console.print(f"no devices in {', '.join(snapshot.dirs)}", markup=False, soft_wrap=True)
+        click.echo(f"no devices in {plain(', '.join(snapshot.dirs))}")
     # A conflict is an error of each of its files.
     for error in dict.fromkeys(error for errors in report["errors"].values() for error in errors):
-        console.print(f"! {error}", markup=False, highlight=False, soft_wrap=True)
+        click.echo(f"! {error}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from cdi_courier import status as sockets
-from cdi_courier.cli import settings_of
+from cdi_courier.cli import settings_of, tables
 from cdi_courier.errors import printable
 
 if TYPE_CHECKING:
@@ -59,27 +59,20 @@ def _other_version(report: Mapping[str, Any]) -> str:
 
 
 def _show(report: Mapping[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     now = time.time()
-    # As wide as it takes, whatever the terminal: a cause that is cut is no cause.
-    console = Console(width=10_000, highlight=False)
 
     def show(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-        table = Table(*header, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for row in rows:
-            table.add_row(*(Text(printable(cell).replace("\n", " "), no_wrap=True) for cell in row))
-        console.print(table)
+        # A refusal's cause holds lines to paste, which the log has as they are.
+        cells = [[cell.replace("\n", " ") for cell in row] for row in rows]
+        for line in ("", *tables.lines(header, cells)):
+            click.echo(line)
 
     for line in _of_daemon(report, now):
-        console.print(printable(line), markup=False, soft_wrap=True)
+        click.echo(printable(line))
     runtimes = report.get("runtimes", {})
     if not runtimes:
-        console.print("no container runtime is known yet", markup=False)
+        click.echo("no container runtime is known yet")
         return
-    console.print()
     show(
         ("RUNTIME", "VERSION", "BACKEND", "STATE", "FOR", "BY", "CAUSE"),
         [
@@ -97,7 +90,6 @@ def _show(report: Mapping[str, Any]) -> None:
     )
     served = {key: entry for key, entry in runtimes.items() if "counts" in entry}
     if served:
-        console.print()
         show(
             ("RUNTIME", *(name.upper() for name in (*_COUNTS, *_QUANTILES))),
             [
@@ -111,7 +103,6 @@ def _show(report: Mapping[str, Any]) -> None:
         )
     decisions = report.get("decisions", [])[-_DECISIONS:]
     if decisions:
-        console.print()
         show(
             ("WHEN", "VERDICT", "CONTAINER", "DEVICES", "TOOK", "CAUSE"),
             [
