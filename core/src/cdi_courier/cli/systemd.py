@@ -52,7 +52,7 @@ def unit(interpreter: str) -> str:
             f"the interpreter {quoted(interpreter)} cannot be named in a unit",
             "install into a folder without blanks, quotes and the like, such as /opt/cdi-courier",
         )
-    text = Path(__file__).parents[1].joinpath(NAME).read_text()
+    text = Path(__file__).parents[1].joinpath(NAME).read_text(encoding="utf-8")
     places = (interpreter, os.path.realpath(interpreter))
     for key, folders in _HIDDEN.items():
         hides = re.search(rf"^{key}=(?!no|false|0)", text, re.MULTILINE)
