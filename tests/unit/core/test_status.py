@@ -268,6 +268,27 @@ def test_the_json_is_the_report_itself(tmp_path: Path) -> None:
     assert json.loads(done.stdout) == report
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"settings": {"paths": []}},
+        {"cdi": 3},
+        {"runtimes": ["containerd"]},
+        {"runtimes": {"containerd": {"counts": None}}},
+        {"decisions": [{"time": "today"}]},
+    ],
+    ids=["settings", "cdi", "runtimes", "counts", "decisions"],
+)
+def test_an_answer_of_another_shape_is_said_so(tmp_path: Path, other: dict[str, Any]) -> None:
+    """A daemon of another version may say things otherwise, which is no traceback."""
+    done = asked(tmp_path, {**REPORT, "version": "0.0.1", **other})
+
+    assert isinstance(done.exception, HostError)
+    assert done.exception.code == "STA003"
+    assert "0.0.1" in done.exception.message
+    assert json.loads(asked(tmp_path, {**REPORT, **other}, "--json").stdout) == {**REPORT, **other}
+
+
 def test_another_version_is_named(tmp_path: Path) -> None:
     """After an upgrade the old daemon runs on until it is restarted; that is said, and the rest shown."""
     done = asked(tmp_path, {**REPORT, "version": "0.0.1"})
