@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_SEE_RUNTIME = "see the runtime's log; [runtimes] restart names another command"
 _SHOWN = 500  # bytes of what a restart command says
 _RESTART_TIMEOUT = 120.0  # seconds; systemd itself gives a unit 90 to start
 _READY_TIMEOUT = 15.0  # seconds from the restart until the runtime serves as planned
@@ -134,8 +135,11 @@ def show(steps: tuple[changes.Step, ...]) -> None:
     click.echo(changes.show(steps), nl=False)
 
 
-def run_restart(command: str) -> None:
-    """Run a restart command, without a shell. Raises `HostError` ``CHG007`` with the end of its output."""
+def run_command(command: str, hint: str = _SEE_RUNTIME) -> None:
+    """Run a command that restarts something, without a shell. hint: what to do if it fails.
+
+    Raises `HostError` ``CHG007`` with the end of its output.
+    """
     # Not a pipe: a daemon that an init script starts may keep it open, so that its end would be waited for,
     # and may die of writing to one that nobody reads any more.
     output = os.memfd_create("output", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -154,24 +158,19 @@ def run_restart(command: str) -> None:
     except (OSError, ValueError, IndexError) as error:
         # ValueError: quotes that do not close, or a zero byte.
         words = error.strerror if isinstance(error, OSError) else str(error)
-        raise _not_restarted(command, f"cannot be run: {words}") from None
+        raise _failed(command, hint, f"cannot be run: {words}") from None
     except subprocess.TimeoutExpired:
-        raise _not_restarted(command, f"did not end within {_RESTART_TIMEOUT:g} s") from None
+        raise _failed(command, hint, f"did not end within {_RESTART_TIMEOUT:g} s") from None
     finally:
         os.close(output)
     if done.returncode:
         words = said.decode(errors="replace").strip()
         told = f", and said {quoted(words, None)}" if words else ""
-        raise _not_restarted(command, f"ended with status {done.returncode}{told}")
+        raise _failed(command, hint, f"ended with status {done.returncode}{told}")
 
 
-def _not_restarted(command: str, how: str) -> HostError:
-    return HostError(
-        "CHG007",
-        f"the restart command {quoted(command)} {how}",
-        "see the runtime's log; [runtimes] restart names another command",
-        command=command,
-    )
+def _failed(command: str, hint: str, how: str) -> HostError:
+    return HostError("CHG007", f"the command {quoted(command)} {how}", hint, command=command)
 
 
 # --- what others decide --------------------------------------------------------------------------------
@@ -260,7 +259,7 @@ def _do(job: _Job, settings: Settings, *, dry_run: bool, restart: bool, canary: 
     runtime = job.runtime
     if plan.restart:
         try:
-            run_restart(plan.restart)
+            run_command(plan.restart)
         except HostError as error:
             if steps:
                 _take_back(plan, settings, error)
@@ -317,7 +316,7 @@ def _take_back(plan: ChangeSet, settings: Settings, error: CourierError) -> NoRe
     outcome = "what had been written is taken back"
     if plan.restart:
         try:
-            run_restart(plan.restart)
+            run_command(plan.restart)
         except HostError as second:
             outcome += f", and the restart fails without it too: {second.message}"
         else:

@@ -12,7 +12,7 @@ import click
 
 from cdi_courier import changes
 from cdi_courier.cli import held, settings_of
-from cdi_courier.cli.install import modes, run_restart, show
+from cdi_courier.cli.install import modes, run_command, show
 from cdi_courier.errors import CourierError
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _do(manifest: Manifest, settings: Settings, *, dry_run: bool, restart: bool,
     if not kept:
         click.echo(f"{manifest.runtime}: {manifest.backend} is uninstalled")
     if command and restart and not effective:
-        run_restart(command)
+        run_command(command)
         if kept:
             _tell(manifest, held.finish(manifest, settings, force=force))
             click.echo(f"{manifest.runtime}: {manifest.backend} is uninstalled")
