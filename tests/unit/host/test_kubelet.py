@@ -92,6 +92,13 @@ def test_a_running_kubelet_that_does_not_say_is_not_guessed_at(root: Path) -> No
     assert kubelet.endpoint(Root(str(root))) is None
 
 
+def test_a_title_that_fills_its_place_is_read_to_its_end(root: Path) -> None:
+    """The kernel ends the arguments with a zero only if the process has left room for one."""
+    put(root, "proc/4711/cmdline", f"kubelet\0{FLAG}={CRIO}")
+
+    assert kubelet.endpoint(Root(str(root))) == kubelet.Endpoint(CRIO, "command line of process 4711")
+
+
 def test_a_drop_in_outweighs_the_configuration(root: Path) -> None:
     """The last file of ``--config-dir`` by name."""
     process(root, "kubelet", "--config=/etc/k.yaml", "--config-dir=/etc/k.d")

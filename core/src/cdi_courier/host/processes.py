@@ -23,7 +23,8 @@ def command_line(root: Root, pid: int | None) -> list[str]:
         return []
     with contextlib.suppress(OSError, HostError):
         data = root.read(f"/proc/{pid}/cmdline", _LIMIT)
-        return [os.fsdecode(word) for word in data.split(b"\0")[:-1]]
+        # A title that fills the place of the arguments has no zero at its end.
+        return [os.fsdecode(word) for word in data.removesuffix(b"\0").split(b"\0")] if data else []
     return []
 
 
