@@ -657,9 +657,13 @@ def test_a_restart_that_did_not_help_keeps_the_gate(gated: Gated, monkeypatch: p
     assert gated.gate.exists()
 
 
-def test_a_runtime_that_does_not_run_calls_nothing(gated: Gated):
-    """All goes at once."""
+@pytest.mark.parametrize(
+    "problems", [(), ("HST101: nobody listens at /run/x.sock (down)",)], ids=["no-socket", "its-socket-left"]
+)
+def test_a_runtime_that_does_not_run_calls_nothing(gated: Gated, problems: tuple[str, ...]):
+    """All goes at once, also where one that went has left its socket."""
     gated.keys = []
+    gated.problems = problems
     output = gated.invoke("uninstall").output
 
     assert "is uninstalled" in output
