@@ -49,14 +49,16 @@ class Root:
             raise _unreadable(path, error) from None
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise HostError("HST105", f"{path} is not a regular file")
+            raise HostError("HST105", f"{path} is not a regular file", "see what it is")
         with open(descriptor, "rb") as file:
             try:
                 data = file.read(limit + 1)
             except OSError as error:
                 raise _unreadable(path, error) from None
         if len(data) > limit:
-            raise HostError("HST105", f"{path} is larger than {limit} bytes and is not read")
+            raise HostError(
+                "HST105", f"{path} is larger than {limit} bytes and is not read", "see what it is"
+            )
         return data
 
     def matches(self, pattern: str) -> list[str]:
