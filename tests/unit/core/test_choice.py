@@ -153,6 +153,14 @@ ROWS: list[tuple[str, Runtime, dict[str, Any], str | None, str | None, str]] = [
         "config-v3.toml.tmpl",
     ),
     (
+        "k0s off",
+        runtime("containerd", "1.7.24", distribution="k0s", **OFF),
+        {},
+        None,
+        "nri",
+        "k0s generates its configuration",
+    ),
+    (
         "k3s without NRI",
         runtime("containerd", "1.6.28-k3s1", distribution="k3s", nri="absent"),
         {},

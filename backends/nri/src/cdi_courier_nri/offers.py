@@ -44,6 +44,8 @@ def offer(runtime: Runtime, settings: Settings) -> Offer:
     what = "NRI is off" if state == "off" else "whether NRI is on could not be learnt"
     if template := runtime.get("config_template"):
         return _offer("restart", f"{what}; its configuration is generated from {template}")
+    if distribution := runtime.get("distribution"):
+        return _offer("restart", f"{what}; {distribution} generates its configuration")
     return _offer(
         "restart", f"{what}; a drop-in for {runtime.get('config', 'its configuration')} turns it on"
     )
