@@ -86,7 +86,7 @@ def write(path: str, data: bytes) -> bool:
     Raises `GenerateError` ``GEN005``; then nothing has changed.
     """
     temporary = ""
-    folder, name = os.path.split(os.path.abspath(path))
+    folder = os.path.dirname(os.path.abspath(path))
     try:
         _must_be_a_files_place(path)
         if _content(path, len(data)) == data:
@@ -95,18 +95,20 @@ def write(path: str, data: bytes) -> bool:
             os.makedirs(folder, exist_ok=True)
             os.chmod(folder, _FOLDER_MODE)
         # Not a name that runtimes read as a spec.
-        descriptor, temporary = tempfile.mkstemp(".tmp", f".{name[:100]}.", folder)
+        descriptor, temporary = tempfile.mkstemp(".tmp", ".cdi-courier.", folder)
         with os.fdopen(descriptor, "wb") as file:
             os.fchmod(descriptor, _MODE)
             file.write(data)
             file.flush()
             os.fsync(descriptor)
         os.replace(temporary, path)
-    except (OSError, ValueError) as error:
+    except BaseException as error:
         if temporary:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
-        raise _unwritable(path, getattr(error, "strerror", None) or str(error)) from None
+        if isinstance(error, OSError | ValueError):
+            raise _unwritable(path, getattr(error, "strerror", None) or str(error)) from None
+        raise  # somebody has had enough, or it is a mistake of ours
     return True
 
 
