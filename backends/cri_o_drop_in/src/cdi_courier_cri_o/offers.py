@@ -18,6 +18,7 @@ from cdi_courier.host import listeners
 from cdi_courier.host.answers import table
 from cdi_courier.host.files import Root
 from cdi_courier.host.low_level import is_sandboxed
+from cdi_courier.host.model import FIRST_WITH_NRI
 
 from . import configuration, ways
 from .backend import NAME
@@ -41,7 +42,6 @@ DEFAULT_SOCKET: Final = "/var/run/nri/nri.sock"
 _HOOKS_DIRS: Final = ("/usr/share/containers/oci/hooks.d",)
 _PRECEDING: Final = (1, 20, 0)
 _FIRST_WITH_POD_ANNOTATIONS: Final = (1, 24, 0)
-_FIRST_WITH_NRI: Final = (1, 26, 0)
 
 WHAT: Final[Mapping[str, str]] = {
     "nri": "a drop-in turns NRI on",
@@ -175,7 +175,7 @@ def _obstacle(mode: str, runtime: Runtime, settings: Settings, *, restart: bool)
 def _obstacle_to_nri(
     runtime: Runtime, settings: Settings, named: str, version: tuple[int, int, int] | None
 ) -> str:
-    if runtime.get("nri") == "absent" or (version is not None and version < _FIRST_WITH_NRI):
+    if runtime.get("nri") == "absent" or (version is not None and version < FIRST_WITH_NRI["cri-o"]):
         return f"{named} has no NRI"
     if "nri" in settings.backends.disabled:
         return "backend nri is disabled"

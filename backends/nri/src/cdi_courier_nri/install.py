@@ -13,6 +13,7 @@ from cdi_courier.changes import ChangeSet, FileChange
 from cdi_courier.errors import CourierError, HostError, quoted
 from cdi_courier.host import containerd_files as files
 from cdi_courier.host.files import read_file
+from cdi_courier.host.model import FIRST_WITH_NRI
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -46,7 +47,7 @@ def plan(runtime: Runtime, settings: Settings) -> ChangeSet:
             "NRI106", f"NRI is off in {runtime.key}", "cdi-courier install --backend cri_o_drop_in enables it"
         )
     version = runtime.version_tuple
-    if version is not None and version < (1, 7, 0):
+    if version is not None and version < FIRST_WITH_NRI["containerd"]:
         raise _none(runtime)
     files.must_be_ours_to_edit(runtime, "NRI103", f'[plugins."{PLUGIN}"] disable = false')
     return _containerd(runtime, settings, version)

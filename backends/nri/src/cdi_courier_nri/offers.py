@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
 NAME: Final = "nri"
 
-_SINCE: Final = {"containerd": (1, 7, 0), "cri-o": (1, 26, 0)}
-
 
 def offer(runtime: Runtime, settings: Settings) -> Offer:
     """Ready where NRI is on and ours; a restart away where it is off; else impossible, with the reason."""
-    since = _SINCE.get(runtime.kind)
+    # Here, because it is needed first when the host has been described, and the sockets come before that.
+    from cdi_courier.host.model import FIRST_WITH_NRI
+
+    since = FIRST_WITH_NRI.get(runtime.kind)
     if since is None:
         return _offer("impossible", f"{runtime.kind} has no NRI that could carry devices")
     version = runtime.version_tuple

@@ -28,7 +28,7 @@ from cdi_courier.host.answers import (
     texts,
     version_of,
 )
-from cdi_courier.host.model import Runtime
+from cdi_courier.host.model import FIRST_WITH_NRI, Runtime
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -41,7 +41,6 @@ DEFAULT_NRI_SOCKET: Final = "/var/run/nri/nri.sock"
 _NRI: Final = ("io.containerd.nri.v1", "nri")
 _NRI_TABLE: Final = ".".join(_NRI)
 _RUNC_V2: Final = "io.containerd.runc.v2"
-_FIRST_WITH_NRI: Final = (1, 7, 0)
 _FIRST_ENABLED: Final = (2, 0, 0)
 _FIRST_VALIDATOR: Final = (2, 2, 0)
 _MOST_IMPORTS: Final = 256
@@ -114,7 +113,7 @@ def learn_from_cri(answer: cri.Answer) -> Findings:
     findings.learn("cdi_enabled", flag(config.get("enableCDI")), source)
     if "cdiSpecDirs" in config:
         findings.learn("cdi_spec_dirs", texts(config["cdiSpecDirs"]), source)
-    if numbers is not None and numbers < _FIRST_WITH_NRI:
+    if numbers is not None and numbers < FIRST_WITH_NRI["containerd"]:
         findings.learn("cdi_enabled", False, f"containerd {findings.version} is older than its CDI")
     return findings
 
@@ -365,7 +364,7 @@ def learn_nri(
     plugins: of `introspect`; configured: of `learn_from_files`; each None if not known.
     """
     numbers = _numbers(findings.version)
-    if numbers is not None and numbers < _FIRST_WITH_NRI:
+    if numbers is not None and numbers < FIRST_WITH_NRI["containerd"]:
         findings.learn("nri", "absent", f"containerd {findings.version} has no NRI of this protocol")
         return
     if plugins is not None and _NRI not in plugins:
