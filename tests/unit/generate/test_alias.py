@@ -90,6 +90,17 @@ def test_what_is_wrong_with_a_node_is_said(host: FakeHost, path: str, words: str
 
 
 @needs_nodes
+@pytest.mark.parametrize("option", ["env", "mount"])
+def test_what_is_no_text_cannot_be_in_a_spec(host: FakeHost, option: str) -> None:
+    """Bytes of the command line that are not UTF-8 are the option's fault, and no generator's."""
+    host.node("/dev/a", 99, 1)
+    host.file("/etc/x")
+    given = {"env": {"env": ("A=\udcff",)}, "mount": {"mounts": ("/etc/x:/\udcff",)}}[option]
+    with pytest.raises(CourierError, match=rf"GEN004.*--{option} .*not UTF-8"):
+        edits(host, "/dev/a", **given)
+
+
+@needs_nodes
 def test_mounts_and_variables_are_as_they_were_given(host: FakeHost) -> None:
     """Options are those given and else the safe ones; a bind option is never missing."""
     host.node("/dev/a", 99, 1)

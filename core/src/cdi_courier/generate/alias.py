@@ -64,6 +64,7 @@ def _clean(path: str) -> str:
 def _variable(text: str) -> str:
     if text.find("=") < 1:
         raise _unusable(f"--env {quoted(text)} is not NAME=VALUE")
+    _must_be_text("--env", text)
     return text
 
 
@@ -72,12 +73,20 @@ def _mount(root: Root, text: str) -> Mount:
     target, _, listed = rest.partition(":")
     if not (source.startswith("/") and target.startswith("/")) or ":" in listed:
         raise _unusable(f"--mount {quoted(text)} is not SRC:DST or SRC:DST:OPTIONS with absolute paths")
+    _must_be_text("--mount", text)
     if root.stat(source) is None:
         raise _unusable(f"--mount {quoted(text)}: there is no {quoted(source)}")
     options = tuple(option for option in listed.split(",") if option) or _DEFAULT_OPTIONS
     if not {"bind", "rbind"} & set(options):
         options = (*options, "rbind")  # without it runtimes take the source for a file system's name
     return Mount(_clean(source), _clean(target), options)
+
+
+def _must_be_text(option: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # what the command line had was other bytes
+        raise _unusable(f"{option} {quoted(text)} is not UTF-8, which a spec file is") from None
 
 
 def _unusable(reason: str) -> GenerateError:
