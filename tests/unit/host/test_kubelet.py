@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,18 @@ def test_a_running_kubelet_that_does_not_say_is_not_guessed_at(root: Path) -> No
     process(root, "kubelet")
     put(root, CONFIG, f"containerRuntimeEndpoint: unix://{CONTAINERD}\n")
 
+    assert kubelet.endpoint(Root(str(root))) is None
+
+
+def test_nobody_else_s_process_is_taken_for_the_kubelet(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any user can call a program so, and have it say any socket."""
+    process(root, "kubelet", f"{FLAG}={CRIO}")
+    before = kubelet.endpoint(Root(str(root)))
+    if os.geteuid() == 0:
+        os.chown(root / "proc/4711", 4711, -1)
+    monkeypatch.setattr(os, "geteuid", lambda: 4712)
+
+    assert before is not None
     assert kubelet.endpoint(Root(str(root))) is None
 
 

@@ -40,7 +40,8 @@ def environment(root: Root, pid: int) -> dict[str, str]:
 def named(root: Root, names: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
     """(PID, arguments) of each process of the host whose program has one of the names.
 
-    One in another PID namespace is a container's, such as a cluster in Docker or what a pod calls so.
+    One in another PID namespace is a container's, such as a cluster in Docker or what a pod calls so. One of
+    another user than root and the caller may be called anything by anybody.
     """
     mine = _namespace(root, "self")
     with contextlib.suppress(OSError):
@@ -52,6 +53,7 @@ def named(root: Root, names: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
                     words
                     and os.path.basename(words[0].partition(" ")[0]) in names
                     and (not mine or _namespace(root, entry) in (mine, ""))
+                    and _owner(root, entry) in (0, os.geteuid())
                 ):
                     yield int(entry), words
 
@@ -61,6 +63,12 @@ def _namespace(root: Root, who: str) -> str:
     with contextlib.suppress(OSError):
         return os.readlink(root.real(f"/proc/{who}/ns/pid"))
     return ""
+
+
+def _owner(root: Root, who: str) -> int | None:
+    with contextlib.suppress(OSError):
+        return os.stat(root.real(f"/proc/{who}")).st_uid
+    return None
 
 
 def option(words: Sequence[str], *names: str) -> str | None:
