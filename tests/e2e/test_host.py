@@ -271,6 +271,41 @@ def test_files_are_merged_as_containerd_merges_them(
     assert read.socket == (table["socket_path"] or containerd.DEFAULT_NRI_SOCKET)
 
 
+@pytest.mark.parametrize(
+    ("suite", "schema", "plugin"),
+    [(SUITES_1_7, 2, "io.containerd.grpc.v1.cri"), (SUITES_2, 3, "io.containerd.cri.v1.runtime")],
+    ids=["1.7", "2.1"],
+)
+def test_installers_merge_lists_and_empty_strings_as_containerd_does(
+    packages: Packages, tmp_path: Path, suite: tuple[str, ...], schema: int, plugin: str
+) -> None:
+    """What a later file says replaces an earlier one's list, and is no less said for being empty."""
+    from cdi_courier.host import containerd_files
+
+    def file(path: Path, folders: str, handler: str) -> None:
+        head = f"version = {schema}\n" + "imports = ['conf.d/*.toml']\n" * (path.name == "config.toml")
+        table = f'[plugins."{plugin}"]\ncdi_spec_dirs = {folders}\n'
+        path.write_text(
+            f"{head}{table}[plugins.\"{plugin}\".containerd]\ndefault_runtime_name = '{handler}'\n"
+        )
+
+    main = tmp_path / "config.toml"
+    (tmp_path / "conf.d").mkdir()
+    file(main, "['/a', '/b']", "x")
+    file(tmp_path / "conf.d/1.toml", "['/b', '/c']", "")
+    binaries = containerd_module.packaged(packages, suite)
+    dump = subprocess.run(
+        [binaries.containerd, "--config", main, "config", "dump"], capture_output=True, text=True, check=True
+    )
+    read = containerd_files.parsed(str(main), main.read_bytes(), binaries.version, "NRI105")
+    documents = containerd_files.load(read, "NRI105")
+    merged = containerd_files.merged(documents, plugin, replaces=read.replaces)
+
+    table = tomllib.loads(dump.stdout)["plugins"][plugin]
+    assert merged["cdi_spec_dirs"] == table["cdi_spec_dirs"] == ["/b", "/c"]
+    assert merged["containerd"]["default_runtime_name"] == table["containerd"]["default_runtime_name"] == ""
+
+
 @pytest.fixture(scope="module")
 def podman(packages: Packages) -> Iterator[Path]:
     """The root of a host that has only Debian's Podman 4.3; for everybody to read."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from cdi_courier.errors import PluginError, quoted
+from cdi_courier.host import configured
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -81,7 +82,7 @@ def choose(plugins: Plugins, runtime: Runtime, settings: Settings) -> Choice:
             ),
         )
     )
-    mine = runtime_settings(settings, runtime)
+    mine = configured.table(runtime, settings)
     if mine is not None and mine.ignore:
         return Choice(runtime, best_first, None, None, "[runtimes] says to ignore this runtime", "", problems)
     wanted, why = _wanted(settings, mine)
@@ -130,14 +131,6 @@ def gather(
     for name in plugins.disabled:
         problems[name] = _disabled(name)
     return offers, problems
-
-
-def runtime_settings(settings: Settings, runtime: Runtime) -> RuntimeSettings | None:
-    """The entry of ``[runtimes]`` for a runtime: a socket's path, CRI's or NRI's, beats a kind."""
-    for key in (runtime.endpoint, runtime.get("nri_socket", ""), runtime.key, runtime.kind):
-        if key and key in settings.runtimes:
-            return settings.runtimes[key]
-    return None
 
 
 def missing(name: str, plugins: Plugins) -> PluginError:

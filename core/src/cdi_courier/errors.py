@@ -3,8 +3,8 @@
 Light module. It must not know who raises what: codes are chosen where the error arises and listed in
 docs/errors.md. Prefixes: ``SET`` settings, ``ANN`` annotations, ``POL`` policy, ``CDI`` spec files and
 names, ``NRI`` the NRI session and its setup, ``DLV`` delivery, ``HST`` the host, ``PLG`` plugins, ``CHG``
-changes to files, ``EXP`` manifests, ``GEN`` generated spec files, ``HOK`` hooks and wrappers, ``STA`` the
-daemon's status.
+changes to files, ``EXP`` manifests, ``GEN`` generated spec files, ``HOK`` hooks and wrappers, ``CRI`` CRI-O,
+``STA`` the daemon's status.
 """
 
 from __future__ import annotations

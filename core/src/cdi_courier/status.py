@@ -134,10 +134,12 @@ def require(state_dir: str, timeout: float = _PATIENCE) -> dict[str, Any]:
             "run as root; look whether daemon and command are of one version, and into the daemon's log",
         ) from None
     if report is None:
+        # Each user has a folder of their own, unless the settings name one.
+        root = "run as root to ask the host's daemon, or start it: " if os.geteuid() else ""
         raise HostError(
             "STA001",
             f"no daemon runs: nobody listens at {path}",
-            "systemctl start cdi-courier, or cdi-courier run; [service] state_dir names the folder",
+            f"{root}systemctl start cdi-courier, or cdi-courier run; [service] state_dir names the folder",
         )
     return report
 

@@ -152,6 +152,22 @@ ROWS: list[tuple[str, Runtime, dict[str, Any], str | None, str | None, str]] = [
         "nri",
         "config-v3.toml.tmpl",
     ),
+    (
+        "k0s off",
+        runtime("containerd", "1.7.24", distribution="k0s", **OFF),
+        {},
+        None,
+        "nri",
+        "k0s generates its configuration",
+    ),
+    (
+        "k3s without NRI",
+        runtime("containerd", "1.6.28-k3s1", distribution="k3s", nri="absent"),
+        {},
+        None,
+        None,
+        "no installed backend",
+    ),
     ("version unknown", runtime("containerd", "", **ON), {}, "nri", "nri", "by edits"),
     # CRI-O
     ("crio 1.24", runtime("cri-o", "1.24.6", nri="absent"), {}, None, "cri_o_drop_in", "handler"),

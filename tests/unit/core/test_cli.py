@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from cdi_courier.cli import tables
 from cdi_courier.settings import load
 
 SPEC = {
@@ -81,6 +82,24 @@ def test_devices_lists_names_and_files_uncut(config: Path) -> None:
         assert str(config.parent / "cdi" / "v.json") in line
 
 
+def test_devices_in_files_with_wide_letters_are_uncut(config: Path) -> None:
+    """A letter that takes two columns does not cost a file's name its end."""
+    path = config.parent / "cdi" / f"{'漢' * 60}.json"
+    path.write_text(json.dumps({**SPEC, "kind": "wide.com/gpu"}))
+
+    assert str(path) in courier("--config", config, "devices").stdout
+
+
+def test_a_conflict_between_files_is_told_once(config: Path) -> None:
+    """It is an error of both, and one line a device."""
+    (config.parent / "cdi" / "w.json").write_text(json.dumps(SPEC))
+
+    lines = courier("--config", config, "devices").stdout.splitlines()
+    told = [line for line in lines if "CDI008" in line]
+
+    assert len(told) == len(set(told)) == 2
+
+
 def test_devices_as_json_is_one_object(config: Path) -> None:
     """--json tells devices with files, directories and errors by path."""
     (config.parent / "cdi" / "bad.json").write_text("{")
@@ -115,7 +134,7 @@ def test_policy_check_says_yes_with_exit_code_0(config: Path) -> None:
     """An allowed request is told with the rule that allows it."""
     done = courier("--config", config, "policy", "check", "--namespace", "gpu-operator", "--device", "v/c=a")
 
-    assert done.stdout == 'allowed: "v/c=a", by the built-in rule\n'
+    assert done.stdout == 'allowed: "v/c=a" (the built-in rule)\n'
 
 
 def test_policy_check_says_no_with_toml_that_would_allow_it(config: Path, tmp_path: Path) -> None:
@@ -236,3 +255,111 @@ def test_a_wrong_nri_option_is_exit_code_2(config: Path, option: str, value: str
 
     assert "SET004" in done.stderr
     assert option in done.stderr
+
+
+def _into(stdout: int, *arguments: str | Path) -> tuple[int, str]:
+    """The command's exit code and stderr, with its output going to a descriptor."""
+    done = subprocess.run(
+        [sys.executable, "-m", "cdi_courier", *map(str, arguments)],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
+_TALKATIVE = [["--help"], ["devices"], ["devices", "--json"], ["config", "check"], ["compile", "--print"]]
+
+
+@pytest.mark.parametrize("arguments", _TALKATIVE, ids=" ".join)
+def test_output_that_nobody_reads_is_no_trouble(config: Path, arguments: list[str]) -> None:
+    """With a reader that has gone, as after `| head -1`, nothing is said on stderr."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        code, errors = _into(writing, "--config", config, *arguments)
+    finally:
+        os.close(writing)
+
+    assert (code, errors) == (1, "")
+
+
+@pytest.mark.parametrize("arguments", _TALKATIVE, ids=" ".join)
+def test_output_that_cannot_be_written_is_one_message(config: Path, arguments: list[str]) -> None:
+    """A full disk is HST006 in one line, and no success."""
+    with open("/dev/full", "wb") as full:
+        code, errors = _into(full.fileno(), "--config", config, *arguments)
+
+    assert code == 1
+    assert errors.startswith("cdi-courier: HST006: ")
+    assert len(errors.splitlines()) == 1
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "iso8859-1"])
+def test_what_the_terminal_cannot_show_is_escaped(config: Path, encoding: str) -> None:
+    """Neither a file name that is no text nor one beyond the locale's letters ends a command."""
+    folder = config.parent / "cdi"
+    for number, name in enumerate((b"\xff\x1b[31m", "漢".encode())):
+        path = os.path.join(os.fsencode(folder), name + b".json")
+        Path(os.fsdecode(path)).write_text(json.dumps({**SPEC, "kind": f"v{number}.com/gpu"}))
+    files = [folder / name for name in os.listdir(folder)]
+    coding = {"PYTHONIOENCODING": f"{encoding}:strict"}
+
+    assert courier("validate", *files, **coding).stdout.count(": valid\n") == len(files)
+    assert "v0.com/gpu=one" in courier("--config", config, "devices", **coding).stdout
+
+
+def test_validate_shows_a_hostile_file_name_harmlessly(config: Path) -> None:
+    """A control sequence in a name does not reach the terminal, whether the file is valid or not."""
+    folder = config.parent / "cdi"
+    (folder / "a\x1b]0;x\x07.json").write_text(json.dumps(SPEC))
+    (folder / "b\x1b]0;x\x07.json").write_text("{")
+
+    done = courier("validate", "--lint", *folder.iterdir(), code=1)
+
+    # click itself takes colours out for a pipe, so this is not one.
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_a_library_s_warning_is_one_line(tmp_path: Path) -> None:
+    """It says what it says, harmlessly and without its source."""
+    script = (
+        "import warnings; from cdi_courier import cli; "
+        "cli.command = lambda **_: warnings.warn('odd\\nthing \\x1b[31m'); cli.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=True, cwd=tmp_path
+    )
+
+    assert done.stderr == "cdi-courier: warning: odd\\nthing \\u001b[31m\n"
+
+
+@pytest.mark.parametrize(
+    "group", [[], ["config"], ["policy"], ["generate"]], ids=["top", "config", "policy", "generate"]
+)
+def test_no_command_s_summary_is_cut(group: list[str]) -> None:
+    """In a terminal of eighty columns a list of commands says in full what each does."""
+    lines = courier(*group, "--help", COLUMNS="80").stdout.partition("Commands:\n")[2].splitlines()
+
+    assert lines
+    assert [line for line in lines if not line.endswith(".") or line.endswith("...")] == []
+
+
+def test_a_table_is_as_wide_as_what_it_holds() -> None:
+    """Nothing is cut, wide letters count twice, hostile cells stay one line, and no line ends in blanks."""
+    long = "x" * 300
+    found = tables.lines(("NAME", "FILE"), [("漢字漢字", "/a"), ("b", long), ("[red]c\x1b\n", "")])
+
+    assert found == [
+        "NAME            FILE",
+        "漢字漢字        /a",
+        f"b               {long}",
+        "[red]c\\u001b\\n",
+    ]
+
+
+def test_a_table_may_have_no_rows() -> None:
+    """Then only its titles are there."""
+    assert tables.lines(("A", "B"), []) == ["A  B"]

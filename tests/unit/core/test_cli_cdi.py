@@ -151,3 +151,27 @@ def test_any_other_failure_of_apply_is_exit_code_1(
 
     assert done.stdout == ""
     assert done.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "stdin", "words"),
+    [
+        ("none.json", "", "none.json"),
+        (".", "", "Is a directory"),
+        ("-", "no json", "standard input is not JSON"),
+        ("-", "[" * 100_000, "standard input is not JSON"),
+        ("-", "[]", "not an object"),
+    ],
+    ids=["missing", "folder", "not-json", "deep", "not-an-object"],
+)
+def test_a_config_that_cannot_be_used_is_cdi018(
+    config: Path, specs: Path, tmp_path: Path, source: str, stdin: str, words: str
+) -> None:
+    """One line says which config and why, wherever it comes from."""
+    name = source if source == "-" else tmp_path / source
+    options = ("apply", "--spec-dir", specs, "--device", "vendor.com/gpu=one", name)
+    done = courier("--config", config, *options, stdin=stdin, code=1)
+
+    assert done.stderr.startswith("cdi-courier: CDI018: the OCI config is not usable: ")
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -64,7 +64,21 @@ def test_a_place_that_cannot_be_written_is_named(settings: Path) -> None:
     done = courier(settings)
 
     assert done.returncode == 1
-    assert done.stderr.startswith(f'cdi-courier: HOK001: the table "{settings.parent}/state/table.json"')
+    assert done.stderr.startswith(f'cdi-courier: HOK001: the table, "{settings.parent}/state/table.json", ')
+
+
+def test_patterns_that_cannot_be_written_are_named(settings: Path) -> None:
+    """Not the table, which has been written by then."""
+    gates = settings.parent / "gates"
+    (gates / "patterns").mkdir(parents=True)
+    settings.write_text(f"{settings.read_text()}oci_hook.gate_dir = '{gates}'\n")
+
+    done = courier(settings)
+
+    assert done.returncode == 1
+    assert done.stdout == f"wrote {settings.parent}/state/table.json: 1 devices\n"
+    assert f'"{gates}/patterns", cannot be written: Is a directory' in done.stderr
+    assert "gate_dir" in done.stderr
 
 
 def test_wrong_settings_make_no_table(settings: Path) -> None:

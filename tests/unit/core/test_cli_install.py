@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from cdi_courier.changes import ChangeSet, FileChange
 from cdi_courier.cli import command, held
 from cdi_courier.cli import install as install_command
 from cdi_courier.errors import HostError, PluginError
-from cdi_courier.hookspecs import API_VERSION, Offer
+from cdi_courier.hookspecs import API_VERSION, Needs, Offer
 from cdi_courier.host import gate_users
 from cdi_courier.host.model import Fact, Host, Runtime
 from cdi_courier.plugins import Plugins
@@ -27,17 +28,20 @@ NEW = b"version = 2\nimports = []\n"
 
 @attrs.define
 class FakeBackend:
-    """A backend that plans what it is given, for every runtime. ready: whether it can serve by now."""
+    """A backend that plans what it is given, for every runtime.
+
+    ready: whether it can serve by now. possible: whether it ever could.
+    """
 
     plans: Callable[[Runtime], ChangeSet]
     ready: Callable[[Runtime], bool]
     name: str = "fake"
     api_version: int = API_VERSION
+    possible: bool = True
 
     def offer(self, runtime: Runtime, _: Any) -> Offer:
-        return Offer(
-            self.name, "full", "nothing" if self.ready(runtime) else "restart", "it is not restarted"
-        )
+        needs: Needs = "restart" if self.possible else "impossible"
+        return Offer(self.name, "full", "nothing" if self.ready(runtime) else needs, "it is not restarted")
 
     def plan(self, runtime: Runtime, _: Any) -> ChangeSet:
         return self.plans(runtime)
@@ -57,7 +61,6 @@ class Bench:
         self.plans: Callable[[Runtime], ChangeSet] = self.plan
         self.backend = FakeBackend(lambda runtime: self.plans(runtime), lambda _: self.ran.exists())
         self.plugins = Plugins({"fake": self.backend})  # type: ignore[dict-item]
-        self.recommended: str | None = "fake"
         self.settings = ""
         self.problems: tuple[str, ...] = ()
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(root))  # else a user without a session is warned
@@ -65,7 +68,6 @@ class Bench:
         monkeypatch.setattr(install_command, "_READY_TIMEOUT", 0.0)
         monkeypatch.setattr(held, "_READY_TIMEOUT", 0.0)
         monkeypatch.setattr(install_command, "_describe", lambda _: self.describe())
-        monkeypatch.setattr(install_command, "_recommended", lambda *_: self.recommended)
         monkeypatch.setattr(install_command, "discover", lambda _: self.plugins)
 
     def describe(self) -> Host:
@@ -227,6 +229,27 @@ def test_a_restart_that_only_our_files_make_fail_is_repeated_without_them(bench:
     assert "restarted without it" in output
 
 
+def test_a_daemon_that_keeps_the_restart_command_s_output_is_not_waited_for(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+):
+    """An init script may leave the daemon its own output; what that writes later is nobody's trouble."""
+    monkeypatch.setattr(install_command, "_RESTART_TIMEOUT", 30.0)
+    late, go = bench.root / "late", bench.root / "go"
+    os.mkfifo(go)
+    os.mkfifo(late)
+    # Once told to, it writes where the command wrote, and then says whether it still lives.
+    daemon = f"(read line < {go}; echo later; echo alive > {late}) &"
+    script = bench.root / "init.sh"
+    script.write_text(f"#!/bin/sh\n{daemon}\necho started\ntouch {bench.ran}\n")
+    script.chmod(0o755)
+    bench.planned(restart=str(script))
+    output = bench.invoke("install", "--apply").output
+    go.write_text("now\n")
+
+    assert output.endswith("fake can serve it\n")
+    assert late.read_text() == "alive\n"
+
+
 def test_the_restart_command_meets_no_shell(bench: Bench):
     """Its words are split, and nothing in them is expanded or chained."""
     bench.planned(restart=f"echo $HOME; touch {bench.root}/chained")
@@ -318,20 +341,34 @@ def test_one_runtime_can_be_named(bench: Bench, name: str):
         pytest.param('[runtimes]\ncontainerd = {backend = "fake"}\n', True, id="a-backend-of-its-own"),
     ],
 )
-def test_the_settings_of_a_runtime_count(bench: Bench, settings: str, written: bool):
-    """[runtimes] may leave a runtime alone or give it a backend, against the recommendation."""
-    bench.recommended = None
+@pytest.mark.parametrize("keys", [["containerd"], ["/run/one.sock", "/run/two.sock"]], ids=["one", "two"])
+def test_the_settings_of_a_runtime_count(bench: Bench, settings: str, written: bool, keys: list[str]):
+    """[runtimes] may leave runtimes alone or give them a backend, by their kind also where there are two."""
+    bench.backend.possible = False
+    bench.keys = keys
     bench.settings = settings
     bench.invoke("install")
 
     assert bench.installed is written
 
 
-def test_without_a_recommendation_that_is_said(bench: Bench):
-    """No backend that could serve is a failure; naming one is the way out."""
-    bench.recommended = None
+def test_a_backend_that_settings_demand_and_that_is_not_there_is_said(bench: Bench):
+    """It is that runtime's trouble, and no wrong usage: the others are set up."""
+    bench.keys = ["one", "two"]
+    bench.settings = '[runtimes]\n"/run/one.sock" = {backend = "absent"}\n'
+    output = bench.invoke("install", code=1).output
 
-    assert "PLG004" in bench.invoke("install", code=1).output
+    assert 'one: PLG003: there is no backend "absent"; installed: fake' in output
+    assert [manifest.runtime for manifest in changes.installed(changes.FOLDER)] == ["two"]
+
+
+def test_without_a_recommendation_that_is_said(bench: Bench):
+    """No backend that could serve is a failure with what each of them said; naming one is the way out."""
+    bench.backend.possible = False
+    output = bench.invoke("install", code=1).output
+
+    assert "PLG004" in output
+    assert "fake: it is not restarted" in output
     bench.invoke("install", "--backend", "fake")
     assert bench.installed
 
@@ -470,11 +507,12 @@ def test_uninstall_of_nothing_is_done_already(bench: Bench):
     "arguments", [["--backend", "other"], ["--runtime", "podman"]], ids=["backend", "runtime"]
 )
 def test_uninstall_leaves_what_is_not_named(bench: Bench, arguments: list[str]):
-    """Only the manifests of the named backend and runtime are undone."""
+    """Only the manifests of the named backend and runtime are undone; if there is none, others are told."""
     bench.invoke("install")
-    bench.invoke("uninstall", *arguments)
+    output = bench.invoke("uninstall", *arguments).output
 
     assert bench.installed
+    assert output == "nothing of that is installed, only fake for containerd\n"
 
 
 def test_uninstall_refuses_what_was_changed_since(bench: Bench):
@@ -619,9 +657,13 @@ def test_a_restart_that_did_not_help_keeps_the_gate(gated: Gated, monkeypatch: p
     assert gated.gate.exists()
 
 
-def test_a_runtime_that_does_not_run_calls_nothing(gated: Gated):
-    """All goes at once."""
+@pytest.mark.parametrize(
+    "problems", [(), ("HST101: nobody listens at /run/x.sock (down)",)], ids=["no-socket", "its-socket-left"]
+)
+def test_a_runtime_that_does_not_run_calls_nothing(gated: Gated, problems: tuple[str, ...]):
+    """All goes at once, also where one that went has left its socket."""
     gated.keys = []
+    gated.problems = problems
     output = gated.invoke("uninstall").output
 
     assert "is uninstalled" in output
@@ -714,6 +756,69 @@ def test_what_fails_with_a_canary_is_taken_back(more: Bench):
     assert not more.installed
     assert more.runs == 2
     assert "CRI113: no pod can be created; what had been written is taken back" in output
+
+
+def test_what_fails_with_a_canary_is_taken_back_where_no_restart_was_needed(more: Bench):
+    """As the option's help has it: what this call has written goes, whatever made it effective."""
+
+    def fail(_: bool) -> str:
+        raise HostError("CRI113", "no pod can be created")
+
+    more.planned(restart="")
+    more.backend.shown = fail  # type: ignore[attr-defined]
+    output = more.invoke("install", "--apply", "--canary", code=1).output
+
+    assert not more.installed
+    assert output.endswith("CRI113: no pod can be created; what had been written is taken back\n")
+
+
+def test_a_failed_canary_leaves_what_was_installed_before(more: Bench):
+    """A second call has written nothing, so it takes nothing back."""
+
+    def fail(_: bool) -> str:
+        raise HostError("CRI113", "no pod can be created")
+
+    more.planned(restart="")
+    more.invoke("install")
+    more.backend.shown = fail  # type: ignore[attr-defined]
+    more.invoke("install", "--apply", "--canary", code=1)
+
+    assert more.installed
+
+
+def test_what_cannot_be_taken_back_is_told_with_what_failed_first(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+):
+    """The second failure does not hide the first, which is what has to be mended."""
+
+    def undo(*_: Any, **__: Any) -> None:
+        raise HostError("CHG001", "cannot write x", "make room")
+
+    monkeypatch.setattr(changes, "undo", undo)
+    bench.planned(restart="false")
+    output = bench.invoke("install", "--apply", code=1).output
+
+    assert "CHG007" in output
+    assert (
+        "ended with status 1; what had been written cannot be taken back: cannot write x (make room)"
+        in output
+    )
+
+
+def test_a_backend_that_breaks_after_the_restart_is_told(bench: Bench):
+    """Foreign code may raise anything when it is asked again, too."""
+
+    def ready(_: Runtime) -> bool:
+        if bench.ran.exists():
+            raise RuntimeError("oops")
+        return False
+
+    bench.backend.ready = ready
+
+    assert (
+        "PLG002: backend fake failed to say what it can do"
+        in bench.invoke("install", "--apply", code=1).output
+    )
 
 
 def test_what_cannot_be_shown_without_a_canary_stays(more: Bench):

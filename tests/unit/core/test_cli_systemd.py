@@ -26,7 +26,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "lib").mkdir()
     monkeypatch.setattr(systemd, "PACKAGED", (str(tmp_path / "lib"),))
     ran: list[str] = []
-    monkeypatch.setattr(systemd, "run_restart", ran.append)
+    monkeypatch.setattr(systemd, "run_command", lambda command, _: ran.append(command))
     monkeypatch.setattr(systemd.sys, "executable", PYTHON)
     return tmp_path
 
@@ -77,7 +77,7 @@ def test_applying_also_starts_and_stops(host: Path, monkeypatch: pytest.MonkeyPa
     """The daemon is enabled and started with the new unit, and stopped before the unit goes."""
     ran: list[tuple[str, bool]] = []
     unit = host / "etc/cdi-courier.service"
-    monkeypatch.setattr(systemd, "run_restart", lambda c: ran.append((c.split()[1], unit.exists())))
+    monkeypatch.setattr(systemd, "run_command", lambda c, _: ran.append((c.split()[1], unit.exists())))
     invoke("install", "--systemd", "--apply")
     invoke("uninstall", "--systemd", "--apply")
 

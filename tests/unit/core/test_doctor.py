@@ -12,12 +12,15 @@ from cdi_courier import doctor
 from cdi_courier.cdi.registry import Registry
 from cdi_courier.cdi.snapshot import Snapshot
 from cdi_courier.choice import Choice
-from cdi_courier.errors import PluginError
-from cdi_courier.hookspecs import Offer
+from cdi_courier.cli import command as courier
+from cdi_courier.cli import doctor as command
+from cdi_courier.errors import HostError, PluginError
+from cdi_courier.hookspecs import API_VERSION, Offer
 from cdi_courier.host import conflicts
-from cdi_courier.host.model import Fact, Runtime
+from cdi_courier.host.model import Fact, Host, Runtime
 from cdi_courier.plugins import Plugins
 from cdi_courier.settings import Settings
+from click.testing import CliRunner
 
 NRI = Offer("nri", "full", "nothing", "NRI is on")
 DAEMON: dict[str, Any] = {
@@ -187,6 +190,43 @@ def test_the_policy_is_shown_rule_by_rule(snapshot: Snapshot) -> None:
     assert rules[-1]["devices"] == ["*"]
 
 
+# Probes
+
+
+def test_what_every_backend_saw_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one has seen does not hide what another could not see, whatever it raises."""
+
+    class Probing:
+        api_version = API_VERSION
+
+        def __init__(self, name: str, saw: str | Exception) -> None:
+            self.name = name
+            self.saw = saw
+
+        def offer(self, *_: object) -> Offer:
+            return Offer(self.name, "full", "nothing", "a test")
+
+        def probe(self, *_: object) -> str:
+            if isinstance(self.saw, Exception):
+                raise self.saw
+            return self.saw
+
+    backends = [
+        Probing("one", HostError("HST101", "nobody is there")),
+        Probing("two", "it says hello"),
+        Probing("three", ""),
+        Probing("four", KeyError("x")),
+    ]
+    plugins = Plugins({backend.name: backend for backend in backends})  # type: ignore[misc]
+    monkeypatch.setattr(command, "discover", lambda _: plugins)
+    monkeypatch.setattr(command, "describe", lambda _: Host((Runtime("containerd", "containerd"),)))
+    (tmp_path / "c.toml").write_text(f'[service]\nstate_dir = "{tmp_path}"\n')
+    done = CliRunner().invoke(courier, ["--config", str(tmp_path / "c.toml"), "doctor", "--json", "--probe"])
+    (runtime,) = json.loads(done.output)["runtimes"]
+
+    assert runtime["probe"] == ("one: HST101: nobody is there; two: it says hello; four: KeyError: 'x'")
+
+
 # Conflicts
 
 
@@ -210,6 +250,26 @@ def test_other_plugins_that_answer_the_same_annotations_are_found(tmp_path: Path
     assert len(found) == 2
     assert "10-nvidia-nri-plugin\\n is launched" in found[0]
     assert found[1].startswith("process 11 (nvidia-ctk-installer)")
+
+
+@pytest.mark.parametrize(
+    ("words", "conflict"),
+    [
+        (["/opt/bin/10-device-injector", "--idx", "10"], True),
+        (["/usr/bin/python3.11", "/opt/device-injector"], True),
+        (["less", "/var/log/nvidia-toolkit.log"], False),
+        (["systemctl", "nvidia-toolkit"], False),
+        (["/usr/bin/device-injector-log-viewer"], False),
+        ([], False),
+    ],
+    ids=["index", "script", "log", "argument", "other-program", "kernel-thread"],
+)
+def test_only_who_runs_a_plugin_conflicts(tmp_path: Path, words: list[str], conflict: bool) -> None:
+    """Whoever only speaks of one, in a name or an argument, makes no pod fail."""
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in words))
+
+    assert bool(conflicts.find(str(tmp_path / "none"), str(tmp_path))) is conflict
 
 
 def test_a_host_without_plugins_has_no_conflict(tmp_path: Path) -> None:

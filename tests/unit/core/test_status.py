@@ -147,6 +147,18 @@ def test_nobody_who_runs_is_said_so(tmp_path: Path) -> None:
     assert (none.value.code, stale.value.code) == ("STA001", "STA001")
 
 
+@pytest.mark.parametrize(("user", "told"), [(0, False), (1000, True)], ids=["root", "a-user"])
+def test_a_user_is_told_that_root_s_daemon_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: int, told: bool
+) -> None:
+    """A user looks into a folder of their own, where the host's daemon is never found."""
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    with pytest.raises(HostError, match="STA001") as caught:
+        status.require(str(tmp_path))
+
+    assert ("run as root" in caught.value.hint) is told
+
+
 @pytest.mark.parametrize("backlog", [0, 16], ids=["a full queue", "an empty queue"])
 def test_who_does_not_answer_in_time_is_stuck(tmp_path: Path, backlog: int) -> None:
     """A daemon that listens and does not answer is named by its process, if it can be connected to."""
@@ -254,6 +266,27 @@ def test_the_json_is_the_report_itself(tmp_path: Path) -> None:
     done = asked(tmp_path, report, "--json")
 
     assert json.loads(done.stdout) == report
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"settings": {"paths": []}},
+        {"cdi": 3},
+        {"runtimes": ["containerd"]},
+        {"runtimes": {"containerd": {"counts": None}}},
+        {"decisions": [{"time": "today"}]},
+    ],
+    ids=["settings", "cdi", "runtimes", "counts", "decisions"],
+)
+def test_an_answer_of_another_shape_is_said_so(tmp_path: Path, other: dict[str, Any]) -> None:
+    """A daemon of another version may say things otherwise, which is no traceback."""
+    done = asked(tmp_path, {**REPORT, "version": "0.0.1", **other})
+
+    assert isinstance(done.exception, HostError)
+    assert done.exception.code == "STA003"
+    assert "0.0.1" in done.exception.message
+    assert json.loads(asked(tmp_path, {**REPORT, **other}, "--json").stdout) == {**REPORT, **other}
 
 
 def test_another_version_is_named(tmp_path: Path) -> None:

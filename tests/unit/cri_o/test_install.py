@@ -19,6 +19,7 @@ from cdi_courier.hookspecs import Installer
 from cdi_courier.host import crio, processes
 from cdi_courier.host.answers import Findings
 from cdi_courier.host.files import Root
+from cdi_courier.host.model import Fact, Kind, Runtime
 from cdi_courier.settings import RuntimeSettings
 from cdi_courier_cri_o import install, ways
 from cdi_courier_cri_o.backend import CriODropInBackend
@@ -504,3 +505,24 @@ def test_a_gate_is_known_by_its_folder(site: Site) -> None:
     assert ways.is_gate(site.settings, str(gate))
     assert not ways.is_gate(site.settings, "/usr/bin/runc")
     assert not ways.is_gate(site.settings, "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "version", "nri"),
+    [
+        ("containerd", "1.7.24", "off"),
+        ("containerd", "2.1.9", "off"),
+        ("containerd", "2.1.9", "on"),
+        ("podman", "5.4.2", "absent"),
+        ("docker", "28.0.1", "absent"),
+    ],
+)
+@each_mode
+def test_nothing_is_planned_for_another_runtime(
+    site: Site, mode: str, kind: Kind, version: str, nri: str
+) -> None:
+    """Its version would count as CRI-O's, and CRI-O's files are nothing to it."""
+    site.told(cri_o_drop_in={"mode": mode})
+    facts = {"nri": Fact(nri, "a test"), "default_handler": Fact("runc", "a test")}
+    with pytest.raises(CourierError, match=r"CRI101.*is not CRI-O"):
+        CriODropInBackend().plan(Runtime(kind, kind, version, "/run/x.sock", facts), site.settings)

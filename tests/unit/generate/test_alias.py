@@ -65,6 +65,42 @@ def test_a_link_to_a_node_keeps_its_name_in_the_container(host: FakeHost) -> Non
 
 
 @needs_nodes
+def test_paths_are_written_the_shortest_way(host: FakeHost) -> None:
+    """Slashes and dots that mean nothing do not come into the spec."""
+    host.node("/dev/a", 99, 1)
+    host.file("/etc/x")
+    made = edits(host, "///dev//./a", mounts=("//etc/./x:///x/",))
+
+    assert [node.path for node in made.device_nodes] == ["/dev/a"]
+    assert [(mount.host_path, mount.container_path) for mount in made.mounts] == [("/etc/x", "/x")]
+
+
+@needs_nodes
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [("dev/a", "not an absolute path"), ("/dev/b", "there is nothing"), ("/etc/x", "not a device node")],
+    ids=["relative", "missing", "a-file"],
+)
+def test_what_is_wrong_with_a_node_is_said(host: FakeHost, path: str, words: str) -> None:
+    """Each cause has its own words."""
+    host.node("/dev/a", 99, 1)
+    host.file("/etc/x")
+    with pytest.raises(CourierError, match=f"GEN004.*{words}"):
+        edits(host, path)
+
+
+@needs_nodes
+@pytest.mark.parametrize("option", ["env", "mount"])
+def test_what_is_no_text_cannot_be_in_a_spec(host: FakeHost, option: str) -> None:
+    """Bytes of the command line that are not UTF-8 are the option's fault, and no generator's."""
+    host.node("/dev/a", 99, 1)
+    host.file("/etc/x")
+    given = {"env": {"env": ("A=\udcff",)}, "mount": {"mounts": ("/etc/x:/\udcff",)}}[option]
+    with pytest.raises(CourierError, match=rf"GEN004.*--{option} .*not UTF-8"):
+        edits(host, "/dev/a", **given)
+
+
+@needs_nodes
 def test_mounts_and_variables_are_as_they_were_given(host: FakeHost) -> None:
     """Options are those given and else the safe ones; a bind option is never missing."""
     host.node("/dev/a", 99, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 from pathlib import Path
 
@@ -205,6 +206,52 @@ def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
     assert write.write(str(path), b"text") is True
     assert not path.is_symlink()
     assert (tmp_path / "target").read_bytes() == b"text"
+
+
+def test_who_is_interrupted_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is as before, and there is no other."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    path = tmp_path / "x.yaml"
+    path.write_bytes(b"old")
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write.write(str(path), b"text")
+
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_name_as_long_as_a_file_may_have_is_written(tmp_path: Path) -> None:
+    """The limit is the file system's, in bytes."""
+    path = tmp_path / f"{'漢' * 80}.yaml"
+
+    assert write.write(str(path), b"text") is True
+    assert path.read_bytes() == b"text"
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "socket", "stdout"])
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path, kind: str) -> None:
+    """A device, a pipe or a link to an open file such as /dev/stdout stays what it is, also for root."""
+    path = tmp_path / "x.yaml"
+    match kind:
+        case "folder":
+            path.mkdir()
+        case "pipe":
+            os.mkfifo(path)
+        case "socket":
+            with socket.socket(socket.AF_UNIX) as bound:
+                bound.bind(str(path))
+        case _:
+            path.symlink_to("/proc/self/fd/1")
+    before = path.lstat()
+
+    with pytest.raises(GenerateError, match=r"GEN005.*no regular file.*--dry-run"):
+        write.write(str(path), b"text")
+    assert path.lstat() == before
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -126,6 +127,54 @@ def test_state_in_an_unusual_folder_is_found_by_its_shims(host: Host, monkeypatc
         shim.kill()
 
     assert found == ("k8s.io/a",)
+
+
+def test_state_in_a_folder_with_a_blank_is_found_by_its_mounts(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The kernel writes a blank in a mount point as an octal number."""
+    monkeypatch.setattr(gate_users, "_CONTAINERD_STATES", ())
+    host.state = tmp_path / "a\\b c"
+    bundle = host.task("a", options={"binary_name": str(host.gate)})
+    point = str(bundle / "rootfs").replace("\\", r"\134").replace(" ", r"\040")
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"proc /proc proc rw 0 0\noverlay {point} overlay rw 0 0\n")
+    monkeypatch.setattr(gate_users, "_MOUNTS", str(mounts))
+
+    assert host.users() == ("k8s.io/a",)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device", "huge", "link-to-nothing"])
+def test_what_no_runtime_has_written_is_passed_over(host: Host, kind: str, monkeypatch: pytest.MonkeyPatch):
+    """Anybody may work in a folder that looks like a shim's: nothing there is waited for or read for ever."""
+    monkeypatch.setattr(gate_users, "_LIMIT", 4096)
+    for place in ("options.json", "runtime", "config.json"):
+        path = host.task(f"bad-{place}") / place
+        match kind:
+            case "pipe":
+                os.mkfifo(path)
+            case "folder":
+                path.mkdir()
+            case "device":
+                path.symlink_to("/dev/zero")
+            case "huge":
+                path.write_text(json.dumps({"binary_name": str(host.gate), "x": "y" * 8192}))
+            case _:
+                path.symlink_to("nothing")
+    host.task("good", options={"binary_name": str(host.gate)})
+
+    assert host.users() == ("k8s.io/good",)
+
+
+def test_a_name_that_no_file_can_have_is_nobody_s(host: Host):
+    """A zero byte in what is noted, or in what Docker's file says, is no trouble."""
+    host.task("a", options={"binary_name": "a\0b"})
+    host.task("b", runtime="a\0b")
+    host.container("1", "ours", "/web")
+    runtimes = {"odd": {"path": "a\0b"}, "ours": {"path": str(host.gate)}}
+    host.daemon.write_text(json.dumps({"runtimes": runtimes, "data-root": "a\0b"}))
+
+    assert host.users() == ()
 
 
 def test_containers_of_docker_count_whether_they_run_or_not(host: Host):

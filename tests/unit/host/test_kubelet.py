@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,29 @@ def test_the_command_line_comes_first(root: Path, words: tuple[str, ...]) -> Non
     assert found == kubelet.Endpoint(CRIO, "command line of process 4711")
 
 
+@pytest.mark.parametrize(
+    ("mine", "its", "counts"),
+    [
+        ("pid:[1]", "pid:[1]", True),
+        ("pid:[1]", "pid:[2]", False),
+        ("pid:[1]", None, True),
+        (None, "pid:[2]", True),
+    ],
+    ids=["the-same", "another", "its-not-readable", "mine-not-readable"],
+)
+def test_only_a_kubelet_of_the_host_counts(
+    root: Path, mine: str | None, its: str | None, counts: bool
+) -> None:
+    """One in a container's PID namespace, as of a cluster in Docker, speaks of that container's sockets."""
+    process(root, "kubelet", f"{FLAG}={CRIO}")
+    for who, namespace in (("self", mine), ("4711", its)):
+        if namespace is not None:
+            (root / "proc" / who / "ns").mkdir()
+            (root / "proc" / who / "ns/pid").symlink_to(namespace)
+
+    assert (kubelet.endpoint(Root(str(root))) is not None) is counts
+
+
 def test_the_running_kubelet_s_configuration_is_read(root: Path) -> None:
     """The file that ``--config`` names, and not another one."""
     process(root, "kubelet", "--config", "/etc/k.yaml")
@@ -67,6 +91,25 @@ def test_a_running_kubelet_that_does_not_say_is_not_guessed_at(root: Path) -> No
     put(root, CONFIG, f"containerRuntimeEndpoint: unix://{CONTAINERD}\n")
 
     assert kubelet.endpoint(Root(str(root))) is None
+
+
+def test_nobody_else_s_process_is_taken_for_the_kubelet(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any user can call a program so, and have it say any socket."""
+    process(root, "kubelet", f"{FLAG}={CRIO}")
+    before = kubelet.endpoint(Root(str(root)))
+    if os.geteuid() == 0:
+        os.chown(root / "proc/4711", 4711, -1)
+    monkeypatch.setattr(os, "geteuid", lambda: 4712)
+
+    assert before is not None
+    assert kubelet.endpoint(Root(str(root))) is None
+
+
+def test_a_title_that_fills_its_place_is_read_to_its_end(root: Path) -> None:
+    """The kernel ends the arguments with a zero only if the process has left room for one."""
+    put(root, "proc/4711/cmdline", f"kubelet\0{FLAG}={CRIO}")
+
+    assert kubelet.endpoint(Root(str(root))) == kubelet.Endpoint(CRIO, "command line of process 4711")
 
 
 def test_a_drop_in_outweighs_the_configuration(root: Path) -> None:

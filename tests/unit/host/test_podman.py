@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import time
 from pathlib import Path
 
 import pytest
 from cdi_courier.errors import HostError
-from cdi_courier.host import children, podman
+from cdi_courier.host import children, podman, probe
 from cdi_courier.host.answers import Findings
 from cdi_courier.host.files import Root
 from cdi_courier.host.sockets import Override
@@ -155,9 +156,9 @@ def test_an_ignored_podman_is_not_run(look, root: Path) -> None:
     assert not (root / "ran").exists()
 
 
-def read_files(root: Path, home: str = "", configured: str = "") -> Findings:
+def read_files(root: Path, folder: str = "", configured: str = "") -> Findings:
     findings = Findings()
-    podman.learn_from_files(Root(str(root)), configured, home, findings)
+    podman.learn_from_files(Root(str(root)), configured, folder, findings)
     return findings
 
 
@@ -168,7 +169,7 @@ def test_a_later_file_replaces_the_hook_directories(root: Path) -> None:
     put(root, f"{CONF}.d/90-x.conf", '[engine]\nhooks_dir = ["/drop-in"]\n')
     put(root, "home/u/.config/containers/containers.conf", '[engine]\nhooks_dir = ["/own"]\n')
 
-    system, user = read_files(root), read_files(root, "/home/u")
+    system, user = read_files(root), read_files(root, "/home/u/.config")
 
     assert system.value("hooks_dirs") == ["/drop-in"]
     assert system.facts["hooks_dirs"].source == f"/{CONF}.d/90-x.conf"
@@ -188,17 +189,42 @@ def test_a_list_may_be_appended_to(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("home", "expected"),
-    [("", ["/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d"]), ("/home/u", [])],
+    ("variables", "expected"),
+    [
+        ({"HOME": "/h"}, "/h/.config"),
+        ({"HOME": "/h", "XDG_CONFIG_HOME": "/x"}, "/x"),
+        ({"HOME": "/h", "XDG_CONFIG_HOME": ""}, "/h/.config"),
+        ({"HOME": "relative"}, ""),
+        ({}, f"{pwd.getpwuid(os.getuid()).pw_dir}/.config"),
+    ],
+    ids=["home", "xdg", "xdg-empty", "relative", "no-home"],
+)
+def test_a_users_files_are_where_podman_has_them(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: str
+) -> None:
+    """XDG_CONFIG_HOME comes first, then HOME, and without it the user database says."""
+    for name in ("HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    request = probe.request_from({"root": "", "timeout": 1, "total": 1})
+
+    assert request.config_dir == expected
+
+
+@pytest.mark.parametrize(
+    ("folder", "expected"),
+    [("", ["/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d"]), ("/home/u/.config", [])],
     ids=["root", "rootless"],
 )
 def test_an_empty_list_means_the_standard_directories_to_root(
-    root: Path, home: str, expected: list[str]
+    root: Path, folder: str, expected: list[str]
 ) -> None:
     """And none to others."""
     put(root, CONF, "[engine]\nhooks_dir = []\n")
 
-    assert read_files(root, home).value("hooks_dirs") == expected
+    assert read_files(root, folder).value("hooks_dirs") == expected
 
 
 def test_a_broken_file_leaves_the_directories_unknown(root: Path) -> None:

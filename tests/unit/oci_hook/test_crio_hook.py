@@ -145,7 +145,13 @@ def test_the_offer_says_what_is_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("type_", "path"), [("vm", "/usr/bin/containerd-shim-kata-v2"), ("oci", "/usr/local/bin/runsc")]
+    ("type_", "path"),
+    [
+        ("vm", "/usr/bin/containerd-shim-kata-v2"),
+        ("oci", "/usr/local/bin/runsc"),
+        ("oci", "/usr/bin/kata-runtime"),
+        ("oci", "/usr/bin/containerd-shim-kata-v2"),
+    ],
 )
 def test_no_hook_is_offered_for_what_runs_no_container_of_this_kernel(type_: str, path: str) -> None:
     """Virtual machines and gVisor run hooks where nothing can be injected."""

@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Final
 
-from cdi_courier import choice
 from cdi_courier.changes import ChangeSet, FileChange
 from cdi_courier.errors import HostError, quoted
-from cdi_courier.host import processes
+from cdi_courier.host import configured, processes
 from cdi_courier.host.files import Root
 
 from . import configuration, dropin, dryrun, offers, ways
@@ -50,6 +49,11 @@ def plan(runtime: Runtime, settings: Settings, *, restart: bool = True) -> Chang
     option of CRI-O does, ``CRI108`` a program that is named does not exist, ``CRI109`` the handler's name is
     somebody else's, ``CRI110`` no directory for the hook can be written.
     """
+    if runtime.kind != "cri-o":
+        # Where the backend is named, it is asked to plan for every runtime of the host.
+        raise HostError(
+            "CRI101", f"{runtime.key} is not CRI-O, which this backend is for only", "name another backend"
+        )
     mode, reasons = offers.choose(runtime, settings, restart=restart)
     if not mode:
         raise HostError(
@@ -81,7 +85,8 @@ def plan(runtime: Runtime, settings: Settings, *, restart: bool = True) -> Chang
         return ChangeSet(NAME, runtime.key, notes=(f"{runtime.key} is set up already",))
     notes += [f"not verified: {what}" for what in found.unverified]
     notes += _notes(mode, runtime, settings, tables)
-    return ChangeSet(NAME, runtime.key, files, _restart(runtime, settings), tuple(notes))
+    command = configured.restart_command(runtime, settings, _RESTART)
+    return ChangeSet(NAME, runtime.key, files, command, tuple(notes))
 
 
 # --- the three ways ------------------------------------------------------------------------------------
@@ -302,8 +307,3 @@ def _notes(mode: str, runtime: Runtime, settings: Settings, tables: _Tables) -> 
         yield f"a pod without RuntimeClass runs with handler {name} after the restart"
         return
     yield ways.runtime_class(settings)
-
-
-def _restart(runtime: Runtime, settings: Settings) -> str:
-    own = choice.runtime_settings(settings, runtime)
-    return own.restart if own is not None and own.restart else _RESTART

@@ -16,6 +16,8 @@ from cdi_courier.hookspecs import Offer
 from cdi_courier.host import listeners
 from cdi_courier.host.answers import table
 from cdi_courier.host.files import Root
+from cdi_courier.host.low_level import is_sandboxed
+from cdi_courier.host.model import FIRST_WITH_NRI
 
 from . import configuration, ways
 from .backend import NAME
@@ -39,10 +41,6 @@ DEFAULT_SOCKET: Final = "/var/run/nri/nri.sock"
 _HOOKS_DIRS: Final = ("/usr/share/containers/oci/hooks.d",)
 _PRECEDING: Final = (1, 20, 0)
 _FIRST_WITH_POD_ANNOTATIONS: Final = (1, 24, 0)
-_FIRST_WITH_NRI: Final = (1, 26, 0)
-# Not started from an OCI bundle as runc is: a wrapper's edits mean nothing there
-# (docs/facts.md#wrapper-calls).
-_NOT_LIKE_RUNC: Final = ("runsc", "kata-runtime", "containerd-shim-kata-v2")
 
 WHAT: Final[Mapping[str, str]] = {
     "nri": "a drop-in turns NRI on",
@@ -162,7 +160,7 @@ def _obstacle(mode: str, runtime: Runtime, settings: Settings, *, restart: bool)
         default = runtime.get("handlers", {}).get(runtime.get("default_handler", ""), {})
         if default.get("type", "oci") not in ("", "oci"):
             return f"the default handler is of type {default['type']}, which a wrapper cannot serve"
-        if os.path.basename(default.get("path", "")) in _NOT_LIKE_RUNC:
+        if is_sandboxed(default.get("path", "")):
             return f"the default handler runs {default['path']}, which does not work as runc does"
         return ""
     if not hooks_dirs(runtime):
@@ -173,7 +171,7 @@ def _obstacle(mode: str, runtime: Runtime, settings: Settings, *, restart: bool)
 def _obstacle_to_nri(
     runtime: Runtime, settings: Settings, named: str, version: tuple[int, int, int] | None
 ) -> str:
-    if runtime.get("nri") == "absent" or (version is not None and version < _FIRST_WITH_NRI):
+    if runtime.get("nri") == "absent" or (version is not None and version < FIRST_WITH_NRI["cri-o"]):
         return f"{named} has no NRI"
     if "nri" in settings.backends.disabled:
         return "backend nri is disabled"

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from cdi_courier.changes import ChangeSet, FileChange
 from cdi_courier.errors import CourierError, HostError, quoted
 from cdi_courier.host import containerd_files as files
+from cdi_courier.host.files import read_file
+from cdi_courier.host.model import FIRST_WITH_NRI
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -45,15 +47,15 @@ def plan(runtime: Runtime, settings: Settings) -> ChangeSet:
             "NRI106", f"NRI is off in {runtime.key}", "cdi-courier install --backend cri_o_drop_in enables it"
         )
     version = runtime.version_tuple
-    if version is not None and version < (1, 7, 0):
+    if version is not None and version < FIRST_WITH_NRI["containerd"]:
         raise _none(runtime)
-    files.must_be_ours_to_edit(runtime, f'[plugins."{PLUGIN}"] disable = false', "NRI103")
+    files.must_be_ours_to_edit(runtime, "NRI103", f'[plugins."{PLUGIN}"] disable = false')
     return _containerd(runtime, settings, version)
 
 
 def _containerd(runtime: Runtime, settings: Settings, version: tuple[int, int, int] | None) -> ChangeSet:
     path = files.main_path(runtime, settings)
-    main = files.parsed(path, files.read(path, _UNREADABLE), version, _UNREADABLE)
+    main = files.parsed(path, read_file(path, _UNREADABLE), version, _UNREADABLE)
     if main.schema == 1:
         # Seen on 1.7.24: with such a main file the table is ignored, wherever it stands.
         raise files.version_1(main, version, "enable NRI", "NRI102")

@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
 NAME: Final = "nri"
 
-_SINCE: Final = {"containerd": (1, 7, 0), "cri-o": (1, 26, 0)}
-
 
 def offer(runtime: Runtime, settings: Settings) -> Offer:
     """Ready where NRI is on and ours; a restart away where it is off; else impossible, with the reason."""
-    since = _SINCE.get(runtime.kind)
+    # Here, because it is needed first when the host has been described, and the sockets come before that.
+    from cdi_courier.host.model import FIRST_WITH_NRI
+
+    since = FIRST_WITH_NRI.get(runtime.kind)
     if since is None:
         return _offer("impossible", f"{runtime.kind} has no NRI that could carry devices")
     version = runtime.version_tuple
@@ -44,6 +45,8 @@ def offer(runtime: Runtime, settings: Settings) -> Offer:
     what = "NRI is off" if state == "off" else "whether NRI is on could not be learnt"
     if template := runtime.get("config_template"):
         return _offer("restart", f"{what}; its configuration is generated from {template}")
+    if distribution := runtime.get("distribution"):
+        return _offer("restart", f"{what}; {distribution} generates its configuration")
     return _offer(
         "restart", f"{what}; a drop-in for {runtime.get('config', 'its configuration')} turns it on"
     )

@@ -14,6 +14,8 @@ from cdi_courier import changes, tomledit
 from cdi_courier.changes import ChangeSet, FileChange
 from cdi_courier.errors import CourierError, HostError, quoted
 from cdi_courier.host import containerd_files as files
+from cdi_courier.host.answers import merge_tables
+from cdi_courier.host.files import read_file
 
 from . import wrapping
 from .backend import NAME
@@ -57,13 +59,12 @@ def plan(runtime: Runtime, settings: Settings) -> ChangeSet:
     ``HOK120`` the default handler is not defined, ``CHG006``, ``SET005``.
     """
     name = settings.oci_hook.handler
-    files.must_be_ours_to_edit(
-        runtime, f"a handler {name} with BinaryName {wrapping.path_of(runtime, settings)}", "HOK110"
-    )
+    # A handler in the template is not enough: it would call a gate that is never written.
+    files.must_be_ours_to_edit(runtime, "HOK110")
     version = runtime.version_tuple
     path = files.main_path(runtime, settings)
     before = changes.without_ours(NAME, runtime.key, folder=changes.FOLDER)
-    data = before[path] if path in before else files.read(path, _UNREADABLE)
+    data = before[path] if path in before else read_file(path, _UNREADABLE)
     main = files.parsed(path, data, version, _UNREADABLE)
     if main.schema == 1:
         raise files.version_1(main, version, "name handlers in the way that is known here", "HOK111")
@@ -140,7 +141,7 @@ def _handlers(documents: files.Documents, plugin: str, *, replaces: bool) -> _Ha
         )
     written = bool(handlers)
     if not replaces:
-        handlers = files.merge(_DEFAULTS, handlers)
+        handlers = merge_tables(_DEFAULTS, handlers)
     elif not written:
         # Up to 1.7 the first handler in a file takes the built-in one away.
         handlers = copy.deepcopy(dict(_DEFAULTS))
@@ -231,7 +232,7 @@ def _edit_in_place(
     """
     owners = [path for path, document in documents.items() if files.plugin_table(document, plugin)]
     path = owners[-1] if owners else main.path
-    data = texts.get(path) or (main.data if path == main.path else files.read(path, _UNREADABLE))
+    data = texts.get(path) or (main.data if path == main.path else read_file(path, _UNREADABLE))
     data = data or b""
     if not documents[path]:
         # Without a version it would be taken for one of version 1, whatever it says.

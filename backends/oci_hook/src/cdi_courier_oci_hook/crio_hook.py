@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from cdi_courier.errors import HostError, quoted
 from cdi_courier.hookspecs import Offer
+from cdi_courier.host.low_level import is_sandboxed
 
 from . import hooksd
 from .backend import NAME
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from cdi_courier.settings import Settings
 
 _OCI: Final = "oci"
-_SANDBOXES: Final = ("runsc", "kata-runtime")
 _FIRST_WITH_CREATE_RUNTIME: Final = (1, 19, 0)
 
 
@@ -43,7 +43,7 @@ def offer(runtime: Runtime) -> Offer:
     """Ready where our hook lies in a folder that CRI-O watches; a file away, or impossible."""
     default = runtime.get("default_handler")
     handler = runtime.get("handlers", {}).get(default)
-    if handler is not None and (handler["type"] != _OCI or os.path.basename(handler["path"]) in _SANDBOXES):
+    if handler is not None and (handler["type"] != _OCI or is_sandboxed(handler["path"])):
         return _offer(
             "impossible",
             f"the default handler {default} runs no container of this kernel that a hook could inject into",

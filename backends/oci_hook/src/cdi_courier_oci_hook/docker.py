@@ -12,10 +12,9 @@ from attrs import evolve
 from cdi_courier import changes, jsonedit
 from cdi_courier.changes import ChangeSet, FileChange
 from cdi_courier.errors import CourierError, HostError, quoted
-from cdi_courier.host import containerd_files as files
-from cdi_courier.host import processes
+from cdi_courier.host import configured, processes
 from cdi_courier.host.docker import DEFAULT_CONFIG
-from cdi_courier.host.files import Root
+from cdi_courier.host.files import Root, read_file
 
 from . import wrapping
 from .backend import NAME
@@ -49,7 +48,7 @@ def plan(runtime: Runtime, settings: Settings) -> ChangeSet:
     path = _config(runtime, settings, words)
     _must_not_contradict(settings, words)
     before = changes.without_ours(NAME, runtime.key, folder=changes.FOLDER)
-    data = before[path] if path in before else files.read(path, _UNREADABLE)
+    data = before[path] if path in before else read_file(path, _UNREADABLE)
     document = _parse(path, data)
     name = settings.oci_hook.handler
     runtimes = document.get("runtimes", {})
@@ -65,16 +64,16 @@ def plan(runtime: Runtime, settings: Settings) -> ChangeSet:
     values: dict[jsonedit.Key, Any] = {("runtimes", name): {"path": gate, **entry}}
     if settings.oci_hook.handler_mode == "default":
         values[("default-runtime",)] = name
-    content = jsonedit.put(data if data and data.strip() else b"{}", values)
+    edited = jsonedit.put(data if data and data.strip() else b"{}", values)
     everything = (
         *wrapping.gate_files(runtime, settings, real),
-        FileChange(path, content, f"adds runtime {name}", keys=tuple(values)),
+        FileChange(path, edited, f"adds runtime {name}", keys=tuple(values)),
     )
     planned = ChangeSet(
         NAME,
         runtime.key,
         everything,
-        files.restart_command(runtime, settings, _RESTART),
+        configured.restart_command(runtime, settings, _RESTART),
         tuple(_notes(settings, str(default), real)),
     )
     return evolve(planned, restart="") if wrapping.is_in_force(runtime, settings, everything) else planned
@@ -90,7 +89,7 @@ def _notes(settings: Settings, default: str, real: str) -> Iterator[str]:
 
 
 def _config(runtime: Runtime, settings: Settings, words: list[str]) -> str:
-    own = files.settings_of(runtime, settings)
+    own = configured.table(runtime, settings)
     if own is not None and own.config:
         return own.config
     told = processes.option(words, "--config-file")

@@ -63,8 +63,9 @@ def offer(runtime: Runtime, settings: Settings) -> Offer:
             f"the default handler {default} is of type {known['type']}, which calls no runc that a wrapper "
             "could stand in front of",
         )
-    if template := runtime.get("config_template"):
-        reason += f"; its configuration is generated from {template}"
+    if runtime.get("distribution") or runtime.get("config_template"):
+        reason += "; it is not installed where a distribution generates the configuration at each start"
+        return Offer(NAME, "full", "impossible", reason)
     return Offer(NAME, "full", "restart", reason)
 
 

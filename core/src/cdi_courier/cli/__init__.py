@@ -7,14 +7,19 @@ environment overrides files.
 
 from __future__ import annotations
 
+import errno
 import gc
 import importlib
+import io
 import os
+import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from cdi_courier.errors import CourierError, HostError, SettingsError, printable
 from cdi_courier.settings import Settings, load
 
 if TYPE_CHECKING:
@@ -36,6 +41,9 @@ _COMMANDS = {
     "uninstall": ("uninstall", "uninstall"),
     "validate": ("validate", "validate"),
 }
+
+# Writing what the command says fails with these, where a disk is full or a terminal has gone.
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class _LazyGroup(click.Group):
@@ -80,9 +88,19 @@ def registry_of(context: click.Context, spec_dirs: tuple[str, ...]) -> Registry:
     return Registry(dirs, trust=cdi.trust, max_file_size=cdi.max_file_size)
 
 
+def plain(text: str) -> str:
+    """Hostile text, such as a file's name, as one harmless line."""
+    return printable(text).replace("\n", "\\n")
+
+
 def main() -> int:
-    """Run the command of the command line; its exit code. Raises `CourierError` for an expected failure."""
+    """Run the command of the command line; its exit code. An expected error is one message on stderr."""
     gc.enable()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # File names may hold what is no text, and a terminal may know less than Unicode.
+            stream.reconfigure(errors="backslashreplace")
+    warnings.showwarning = _warn  # type: ignore[assignment]
     try:
         code = command(standalone_mode=False, auto_envvar_prefix="CDI_COURIER")
     except click.exceptions.Abort:
@@ -90,4 +108,31 @@ def main() -> int:
     except click.ClickException as error:
         error.show()
         code = error.exit_code
+    except CourierError as error:
+        _say(error)
+        code = 2 if isinstance(error, SettingsError) else 1
+    except BrokenPipeError:
+        code = 1  # whoever read our output has had enough
+        _drop_output()
+    except OSError as error:
+        if error.filename is not None or error.errno not in _UNWRITABLE:
+            raise
+        _drop_output()
+        _say(HostError("HST006", f"the output cannot be written: {error.strerror}", "make room, or pipe it"))
+        code = 1
     return code if isinstance(code, int) else 0
+
+
+def _warn(message: Warning | str, *_: object) -> None:
+    # What a library says of a user's session, say; where in its source is nobody's concern here.
+    click.echo(f"cdi-courier: warning: {plain(str(message))}", err=True)
+
+
+def _say(error: CourierError) -> None:
+    click.echo(f"cdi-courier: {error}", err=True)
+
+
+def _drop_output() -> None:
+    """Forget what is not written yet: it would be tried again at the very end, with a traceback."""
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 1)

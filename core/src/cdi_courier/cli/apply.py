@@ -10,7 +10,7 @@ import click
 
 from cdi_courier.cdi.edits import edits_to_dict
 from cdi_courier.cli import registry_of
-from cdi_courier.errors import quoted
+from cdi_courier.errors import CdiError, quoted
 from cdi_courier.oci import apply_edits
 
 UNRESOLVED = 3
@@ -22,10 +22,10 @@ UNRESOLVED = 3
 @click.argument("config", metavar="[CONFIG|-]", default="-")
 @click.pass_context
 def apply(context: click.Context, spec_dirs: tuple[str, ...], devices: tuple[str, ...], config: str) -> None:
-    """Print the OCI CONFIG with CDI devices put in; the file itself is left alone.
+    """Print an OCI config with CDI devices put in.
 
-    Exit code 3 if a name cannot be resolved, with one line a name on stderr and nothing on stdout; 1 for any
-    other failure.
+    CONFIG, or what comes on standard input, is left alone. Exit code 3 if a name cannot be resolved, with
+    one line a name on stderr and nothing on stdout; 1 for any other failure.
     """
     snapshot = registry_of(context, spec_dirs).snapshot()
     names = tuple(dict.fromkeys(devices))
@@ -34,12 +34,17 @@ def apply(context: click.Context, spec_dirs: tuple[str, ...], devices: tuple[str
         click.echo(f"{quoted(name)}: {snapshot.explain(name)}", err=True)
     if unresolved:
         context.exit(UNRESOLVED)
+    what = "standard input" if config == "-" else quoted(config)
     try:
         text = sys.stdin.buffer.read() if config == "-" else Path(config).read_bytes()
         document = json.loads(text)
     except OSError as error:
-        raise click.ClickException(f"cannot read {quoted(config)}: {error.strerror}") from None
+        raise _unusable(f"{what} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # also what is not UTF-8
-        raise click.ClickException(f"{quoted(config)} is not JSON: {error}") from None
+        raise _unusable(f"{what} is not JSON: {quoted(str(error))[1:-1]}") from None
     edited = apply_edits(document, edits_to_dict(snapshot.resolve(names).edits))
     click.echo(json.dumps(edited))
+
+
+def _unusable(why: str) -> CdiError:
+    return CdiError("CDI018", f"the OCI config is not usable: {why}", "name the config.json of a bundle")

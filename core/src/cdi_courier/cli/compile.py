@@ -16,9 +16,10 @@ from cdi_courier.patterns import NAME
 @click.option("--print", "to_stdout", is_flag=True, help="Print the table instead of writing it.")
 @click.pass_context
 def compile_(context: click.Context, *, to_stdout: bool) -> None:
-    """Compile settings, policy and spec files into [service] state_dir.
+    """Compile settings, policy and specs for hooks and wrappers.
 
-    Hooks do so themselves when something has changed; this only takes the time beforehand.
+    The table goes into [service] state_dir. Hooks do so themselves when something has changed; this only
+    takes the time beforehand.
     """
     place = settings_place(context.find_root().obj)
     compiled = compile_settled(place)
@@ -28,16 +29,21 @@ def compile_(context: click.Context, *, to_stdout: bool) -> None:
     path = table.place(compiled.settings.service.state_dir)
     try:
         write(compiled, path)
-        with_patterns = write_patterns(compiled)
     except OSError as error:
-        raise HostError(
-            "HOK001",
-            f"the table {quoted(path, None)} or the gate's patterns cannot be written: {error.strerror}",
-            "run as root, or set [service] state_dir",
-            file=path,
-        ) from None
+        raise _unwritable("the table", path, error, "[service] state_dir") from None
     except ValueError as error:
         raise HostError("HOK001", f"the table is not written: {error}", "do it again later") from None
     click.echo(f"wrote {path}: {len(compiled.document['devices'])} devices")
-    if with_patterns:
-        click.echo(f"wrote {compiled.settings.oci_hook.gate_dir}/{NAME}: what the runtime wrapper looks for")
+    patterns = f"{compiled.settings.oci_hook.gate_dir}/{NAME}"
+    try:
+        if write_patterns(compiled):
+            click.echo(f"wrote {patterns}: what the runtime wrapper looks for")
+    except OSError as error:
+        raise _unwritable(
+            "what the runtime wrapper looks for", patterns, error, "[oci_hook] gate_dir"
+        ) from None
+
+
+def _unwritable(what: str, path: str, error: OSError, setting: str) -> HostError:
+    reason = f"{what}, {quoted(path, None)}, cannot be written: {error.strerror}"
+    return HostError("HOK001", reason, f"run as root, or set {setting}", file=path)

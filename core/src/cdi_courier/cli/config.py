@@ -17,7 +17,7 @@ def config() -> None:
 @config.command()
 @click.pass_context
 def check(context: click.Context) -> None:
-    """Read every configuration file and say whether all of it is right."""
+    """Say whether the configuration files are right, all of them."""
     settings = settings_of(context)
     plugins = discover(settings.backends.disabled)
     make_injector(settings, plugins)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cdi_courier.cli import registry_of
-from cdi_courier.errors import quoted
+from cdi_courier.cli import plain, registry_of, tables
 
 if TYPE_CHECKING:
     from cdi_courier.cdi.snapshot import Snapshot
@@ -21,9 +20,10 @@ if TYPE_CHECKING:
 )
 @click.pass_context
 def devices(context: click.Context, as_json: bool, spec_dirs: tuple[str, ...]) -> None:
-    """List the devices that can be asked for, and what is wrong with spec files.
+    """List the devices that can be asked for.
 
-    The exit code is 0 also if files have errors: they hurt no other file.
+    Also says what is wrong with spec files. The exit code is 0 also if files have errors: they hurt no
+    other file.
     """
     snapshot = registry_of(context, spec_dirs).snapshot()
     if as_json:
@@ -46,22 +46,13 @@ def _report(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _show(snapshot: Snapshot) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     report = _report(snapshot)
-    # A file's name can hold anything: each stays one harmless line.
-    rows = [(name, quoted(entry["file"], None)[1:-1]) for name, entry in report["devices"].items()]
-    # As wide as what is shown, whatever the terminal: a name that is cut is no name.
-    console = Console(width=max([80] + [len(name) + len(file) + 2 for name, file in rows]))
+    rows = [(name, entry["file"]) for name, entry in report["devices"].items()]
     if rows:
-        table = Table("DEVICE", "SPEC FILE", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for row in rows:
-            table.add_row(*(Text(cell, no_wrap=True) for cell in row))  # Text: file names are no markup
-        console.print(table)
+        for line in tables.lines(("DEVICE", "SPEC FILE"), rows):
+            click.echo(line)
     else:
-        console.print(f"no devices in {', '.join(snapshot.dirs)}", markup=False, soft_wrap=True)
-    for errors in report["errors"].values():
-        for error in errors:
-            console.print(f"! {error}", markup=False, highlight=False, soft_wrap=True)
+        click.echo(f"no devices in {plain(', '.join(snapshot.dirs))}")
+    # A conflict is an error of each of its files.
+    for error in dict.fromkeys(error for errors in report["errors"].values() for error in errors):
+        click.echo(f"! {error}")

@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 )
 @click.pass_context
 def doctor(context: click.Context, as_json: bool, probe: bool) -> None:
-    """Say what this host's runtimes are, which backend serves each, and what to do next.
+    """Say what serves this host's runtimes, and what to do next.
 
-    The exit code is 0 if pods that ask are served now, else 1.
+    Shows what is known of each runtime and from where, and what every backend could do for it. The exit
+    code is 0 if pods that ask are served now, else 1.
     """
     settings = settings_of(context)
     plugins = discover(settings.backends.disabled)
@@ -63,7 +64,7 @@ def doctor(context: click.Context, as_json: bool, probe: bool) -> None:
 
 
 def _probe(plugins: Plugins, choices: Sequence[Choice], settings: Settings) -> dict[str, str]:
-    said = {}
+    said: dict[str, str] = {}
     for found in choices:
         for name, backend in plugins.backends.items():
             try:
@@ -73,7 +74,8 @@ def _probe(plugins: Plugins, choices: Sequence[Choice], settings: Settings) -> d
             except Exception as error:  # noqa: BLE001 - foreign code
                 words = f"{type(error).__name__}: {error}"
             if words:
-                said[found.runtime.key] = f"{name}: {words}"
+                key = found.runtime.key
+                said[key] = f"{said[key]}; {name}: {words}" if key in said else f"{name}: {words}"
     return said
 
 
@@ -86,7 +88,8 @@ def _lines(found: dict[str, Any]) -> list[str]:
             lines.append(f"backend {name} is {backend['state']}: {backend['problem']}")
     cdi = found["cdi"]
     lines.append(f"CDI: {cdi['devices']} devices in {len(cdi['files'])} files of {', '.join(cdi['dirs'])}")
-    lines += [f"  ! {error}" for errors in cdi["errors"].values() for error in errors]
+    # A conflict is an error of each of its files.
+    lines += [f"  ! {e}" for e in dict.fromkeys(e for errors in cdi["errors"].values() for e in errors)]
     lines += [f"  ! {key} reads {', '.join(dirs)}" for key, dirs in cdi["unequal"].items()]
     policy = found["policy"]
     lines.append(

@@ -11,7 +11,7 @@ import click
 
 from cdi_courier import choice, manifests
 from cdi_courier import explain as explanations
-from cdi_courier.cli import settings_of
+from cdi_courier.cli import plain, settings_of
 from cdi_courier.errors import ManifestError, printable, quoted
 from cdi_courier.host.describe import describe
 from cdi_courier.plugins import discover
@@ -32,10 +32,11 @@ UNUSABLE = 2
 @click.argument("manifest", metavar="FILE|-")
 @click.pass_context
 def explain(context: click.Context, as_json: bool, diff: bool, namespace: str, manifest: str) -> None:
-    """Say what each container of a Kubernetes manifest would get on this host, and why or why not.
+    """Say what a manifest's containers would get on this host.
 
-    FILE holds pods, workloads, Lists of them, in one document or several. Nothing is created. The exit code
-    is 0 if all that is asked for would be delivered, 1 if not, 2 if the file cannot be used.
+    And why, or why not. FILE holds pods, workloads, Lists of them, in one document or several. Nothing is
+    created. The exit code is 0 if all that is asked for would be delivered, 1 if not, 2 if the file cannot
+    be used.
     """
     settings = settings_of(context)
     plugins = discover(settings.backends.disabled)
@@ -77,7 +78,7 @@ def _read(manifest: str) -> bytes:
 
 def _lines(entry: dict[str, Any]) -> list[str]:
     document, containers = entry["document"], entry["containers"]
-    name = _plain(f"{document['namespace']}/{document['name']}")
+    name = plain(f"{document['namespace']}/{document['name']}")
     place = f"document {document['number']}" + (f", {document['item']}" if document["item"] else "")
     lines = [f"{explanations.printable_kind(document['kind'])} {name} ({place}, line {document['line']})"]
     lines += _table(
@@ -97,14 +98,14 @@ def _lines(entry: dict[str, Any]) -> list[str]:
     ]
     lines += [f"! {problem.rstrip()}" for problem in common]
     lines += [
-        f"! {_plain(container['name'])}: {problem.rstrip()}"
+        f"! {plain(container['name'])}: {problem.rstrip()}"
         for container in containers
         for problem in container["problems"]
         if problem not in common
     ]
     for container in containers:
         if container.get("diff"):
-            lines += ["", f"{container['type']} {_plain(container['name'])}", container["diff"]]
+            lines += ["", f"{container['type']} {plain(container['name'])}", container["diff"]]
     return [*lines, ""]
 
 
@@ -140,14 +141,9 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Columns as wide as what they hold: a name that is cut is no name."""
     if not rows:
         return []
-    cells = [titles, *([_plain(cell) for cell in row] for row in rows)]
+    cells = [titles, *([plain(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
         "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in cells
     ]
-
-
-def _plain(text: str) -> str:
-    """Hostile text as one harmless line."""
-    return printable(text).replace("\n", "\\n")

@@ -45,7 +45,7 @@ class _Generators(click.Group):
 
 @click.group(cls=_Generators)
 def generate() -> None:
-    """Write a CDI spec file for hardware that nothing else writes one for."""
+    """Write a CDI spec file for hardware that has none."""
 
 
 def _output_options(function: Callable[..., None]) -> Callable[..., None]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cdi_courier.settings import Settings
 
 _MOST_NAMED = 20
+_NOBODY = "HST101: "  # what begins like this says that a runtime is down
 _READY_TIMEOUT = 15.0  # seconds from the restart until the runtime tells what it calls
 _READY_PAUSE = 0.25
 
@@ -49,7 +50,9 @@ def called(manifest: Manifest, settings: Settings) -> tuple[str, ...]:
     if not paths:
         return ()
     host = describe(settings)
-    if host.problems and all(runtime.key != manifest.runtime for runtime in host.runtimes):
+    # A socket that nobody listens at is an answer: who listened there calls nothing now.
+    unknown = [problem for problem in host.problems if not problem.startswith(_NOBODY)]
+    if unknown and all(runtime.key != manifest.runtime for runtime in host.runtimes):
         return paths  # whether it is there could not be learnt
     found = set()
     for runtime in host.runtimes:

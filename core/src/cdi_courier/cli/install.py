@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shlex
 import subprocess
 import time
@@ -10,9 +12,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 from attrs import frozen
 
-from cdi_courier import changes
+from cdi_courier import changes, choice
 from cdi_courier.cli import held, settings_of
 from cdi_courier.errors import CourierError, HostError, PluginError, quoted
+from cdi_courier.host import configured
 from cdi_courier.plugins import Plugins, discover
 
 if TYPE_CHECKING:
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_SEE_RUNTIME = "see the runtime's log; [runtimes] restart names another command"
+_SHOWN = 500  # bytes of what a restart command says
 _RESTART_TIMEOUT = 120.0  # seconds; systemd itself gives a unit 90 to start
 _READY_TIMEOUT = 15.0  # seconds from the restart until the runtime serves as planned
 _READY_PAUSE = 0.25
@@ -53,7 +58,7 @@ class _Job:
     "--canary",
     is_flag=True,
     help="With --apply: have the runtime create a pod and remove it again, where only that proves that "
-    "it works; if it does not, everything is taken back.",
+    "it works; if it does not, what this call has written is taken back.",
 )
 @click.option("--force", is_flag=True, help="Write also over files that were changed since.")
 @click.option("--systemd", is_flag=True, help="Write the daemon's unit instead, where no package has.")
@@ -70,7 +75,7 @@ def install(
     force: bool,
     systemd: bool,
 ) -> None:
-    """Set the recommended way of delivery up for every runtime on this host.
+    """Set the recommended backend up for each runtime of this host.
 
     Shows what changes, writes it, and prints the command that makes it effective. `cdi-courier uninstall`
     puts every byte back.
@@ -87,6 +92,9 @@ def install(
         return
     settings = settings_of(context)
     plugins = discover(settings.backends.disabled)
+    if backend is not None and backend not in {*plugins.backends, *plugins.problems, *plugins.disabled}:
+        known = ", ".join(plugins.backends) or "none"
+        raise click.UsageError(f"there is no backend {quoted(backend)}; installed: {known}")
     host = _describe(settings)
     for problem in host.problems:
         click.echo(f"warning: {problem}", err=True)
@@ -127,34 +135,42 @@ def show(steps: tuple[changes.Step, ...]) -> None:
     click.echo(changes.show(steps), nl=False)
 
 
-def run_restart(command: str) -> None:
-    """Run a restart command, without a shell. Raises `HostError` ``CHG007`` with the end of its output."""
+def run_command(command: str, hint: str = _SEE_RUNTIME) -> None:
+    """Run a command that restarts something, without a shell. hint: what to do if it fails.
+
+    Raises `HostError` ``CHG007`` with the end of its output.
+    """
+    # Not a pipe: a daemon that an init script starts may keep it open, so that its end would be waited for,
+    # and may die of writing to one that nobody reads any more.
+    output = os.memfd_create("output", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         argv = shlex.split(command)
         done = subprocess.run(  # noqa: S603 - the administrator's own command
             argv,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=output,
             stderr=subprocess.STDOUT,
             timeout=_RESTART_TIMEOUT,
             check=False,
         )
+        fcntl.fcntl(output, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)  # nor may it fill the memory
+        said = os.pread(output, _SHOWN, max(0, os.fstat(output).st_size - _SHOWN))
     except (OSError, ValueError, IndexError) as error:
         # ValueError: quotes that do not close, or a zero byte.
         words = error.strerror if isinstance(error, OSError) else str(error)
-        raise _not_restarted(command, f"cannot be run: {words}") from None
+        raise _failed(command, hint, f"cannot be run: {words}") from None
     except subprocess.TimeoutExpired:
-        raise _not_restarted(command, f"did not end within {_RESTART_TIMEOUT:g} s") from None
+        raise _failed(command, hint, f"did not end within {_RESTART_TIMEOUT:g} s") from None
+    finally:
+        os.close(output)
     if done.returncode:
-        output = done.stdout.decode(errors="replace").strip()[-500:]
-        said = f", and said {quoted(output, None)}" if output else ""
-        raise _not_restarted(command, f"ended with status {done.returncode}{said}")
+        words = said.decode(errors="replace").strip()
+        told = f", and said {quoted(words, None)}" if words else ""
+        raise _failed(command, hint, f"ended with status {done.returncode}{told}")
 
 
-def _not_restarted(command: str, how: str) -> HostError:
-    return HostError(
-        "CHG007", f"the restart command {quoted(command)} {how}", "see the runtime's log", command=command
-    )
+def _failed(command: str, hint: str, how: str) -> HostError:
+    return HostError("CHG007", f"the command {quoted(command)} {how}", hint, command=command)
 
 
 # --- what others decide --------------------------------------------------------------------------------
@@ -166,22 +182,19 @@ def _describe(settings: Settings) -> Host:
     return describe(settings)
 
 
-def _recommended(plugins: Plugins, runtime: Runtime, settings: Settings) -> str | None:
-    """The name of the backend that is best for the runtime; None if none can serve it."""
-    from cdi_courier import choice
-
-    return choice.choose(plugins, runtime, settings).recommended
+def _recommended(plugins: Plugins, runtime: Runtime, settings: Settings) -> str:
+    """The name of the backend that is best for the runtime. Raises `PluginError` if none can serve it."""
+    found = choice.choose(plugins, runtime, settings)
+    if found.recommended is None:
+        raise PluginError("PLG004", f"{found.advice}: {found.reason}", "install one, such as cdi-courier-nri")
+    return found.recommended
 
 
 def _backend(plugins: Plugins, name: str) -> Backend:
-    if name in plugins.backends:
-        return plugins.backends[name]
-    if name in plugins.problems:
-        raise PluginError("PLG003", f"backend {name} cannot be used: {plugins.problems[name].message}")
-    if name in plugins.disabled:
-        raise PluginError("PLG003", f"backend {name} is disabled", "take it out of [backends] disabled")
-    known = ", ".join(plugins.backends) or "none"
-    raise click.UsageError(f"there is no backend {quoted(name)}; installed: {known}")
+    """The backend of this name. Raises `PluginError` ``PLG003``."""
+    if name not in plugins.backends:
+        raise choice.missing(name, plugins)
+    return plugins.backends[name]
 
 
 # --- one runtime ---------------------------------------------------------------------------------------
@@ -197,15 +210,11 @@ def _dormant(backend: Backend, settings: Settings, running: set[str]) -> list[Ru
 def _plan(
     plugins: Plugins, runtime: Runtime, settings: Settings, asked: str | None, *, may_restart: bool
 ) -> _Job | None:
-    own = settings.runtimes.get(runtime.endpoint) or settings.runtimes.get(runtime.key)
+    own = configured.table(runtime, settings)
     if own is not None and own.ignore:
         click.echo(f"{runtime.key}: left alone, because [runtimes] says ignore")
         return None
     name = asked or (own.backend if own else "") or _recommended(plugins, runtime, settings)
-    if name is None:
-        raise PluginError(
-            "PLG004", "no backend can serve this runtime", "install one, such as cdi-courier-nri"
-        )
     backend = _backend(plugins, name)
     plan = backend.plan
     if not may_restart:
@@ -243,20 +252,19 @@ def _do(job: _Job, settings: Settings, *, dry_run: bool, restart: bool, canary: 
         click.echo(f"{plan.runtime}: {plan.backend} is installed already")
     for note in plan.notes:
         click.echo(f"{plan.runtime}: {note}")
-    if not plan.restart:
-        if canary:
-            _prove(job, job.runtime, settings, canary=True)
-        return
-    if not restart:
+    if plan.restart and not restart:
         click.echo(f"{plan.runtime}: to make it effective: {plan.restart}")
+    if not (restart if plan.restart else canary):
         return
-    try:
-        run_restart(plan.restart)
-    except HostError as error:
-        if steps:
-            _take_back(plan, settings, error)
-        raise
-    runtime = _look_again(job, settings)
+    runtime = job.runtime
+    if plan.restart:
+        try:
+            run_command(plan.restart)
+        except HostError as error:
+            if steps:
+                _take_back(plan, settings, error)
+            raise
+        runtime = _look_again(job, settings)
     try:
         _prove(job, runtime, settings, canary=canary)
     except CourierError as error:
@@ -264,7 +272,8 @@ def _do(job: _Job, settings: Settings, *, dry_run: bool, restart: bool, canary: 
             _must_be_unused(plan, settings, error)
             _take_back(plan, settings, error)
         raise
-    click.echo(f"{plan.runtime}: {plan.backend} can serve it")
+    if plan.restart:
+        click.echo(f"{plan.runtime}: {plan.backend} can serve it")
 
 
 def _prove(job: _Job, runtime: Runtime, settings: Settings, *, canary: bool) -> None:
@@ -298,15 +307,20 @@ def _take_back(plan: ChangeSet, settings: Settings, error: CourierError) -> NoRe
         for manifest in changes.installed(changes.FOLDER)
         if (manifest.backend, manifest.runtime) == (plan.backend, plan.runtime)
     ]
-    for manifest in mine:
-        changes.undo(manifest, folder=changes.FOLDER, keep=held.of(manifest))
-    outcome = "what had been written is taken back"
     try:
-        run_restart(plan.restart)
-    except HostError as second:
-        outcome += f", and the restart fails without it too: {second.message}"
-    else:
-        outcome += ", and the runtime was restarted without it"
+        for manifest in mine:
+            changes.undo(manifest, folder=changes.FOLDER, keep=held.of(manifest))
+    except CourierError as second:
+        outcome = f"what had been written cannot be taken back: {second.message}"
+        raise HostError(error.code, f"{error.message}; {outcome}", second.hint) from None
+    outcome = "what had been written is taken back"
+    if plan.restart:
+        try:
+            run_command(plan.restart)
+        except HostError as second:
+            outcome += f", and the restart fails without it too: {second.message}"
+        else:
+            outcome += ", and the runtime was restarted without it"
     for manifest in mine:
         try:
             if held.of(manifest):
@@ -324,7 +338,7 @@ def _look_again(job: _Job, settings: Settings) -> Runtime:
         found = [r for r in host.runtimes if r.key == job.runtime.key]
         reason = "; ".join(("it is not found any more", *host.problems))
         if found:
-            offer = job.backend.offer(found[0], settings)
+            offer = _asked(job.backend, "say what it can do", job.backend.offer, found[0], settings)
             if offer.needs == "nothing":
                 return found[0]
             reason = offer.reason

@@ -23,7 +23,10 @@ def policy() -> None:
 @click.option("--device", metavar="NAME", required=True, multiple=True, help="A qualified device name.")
 @click.pass_context
 def check(context: click.Context, namespace: str, pod: str, container: str, device: tuple[str, ...]) -> None:
-    """Say whether a container may have devices, and which rule decides. Exit code 0: yes, 1: no."""
+    """Say whether a container may have devices, and by which rule.
+
+    Exit code 0: yes, 1: no.
+    """
     if not namespace:
         raise click.UsageError("--namespace must not be empty: without one no rule can be applied")
     for name in device:
@@ -36,7 +39,7 @@ def check(context: click.Context, namespace: str, pod: str, container: str, devi
     denied = []
     for name in device:
         allowed, why = judge(rules, request, name)
-        click.echo(f"{'allowed' if allowed else 'denied'}: {quoted(name, None)}, by {why}")
+        click.echo(f"{'allowed' if allowed else 'denied'}: {quoted(name, None)} ({why})")
         if not allowed:
             denied.append(name)
     if denied:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from cdi_courier import status as sockets
-from cdi_courier.cli import settings_of
-from cdi_courier.errors import printable
+from cdi_courier.cli import settings_of, tables
+from cdi_courier.errors import HostError, printable
+from cdi_courier.host.answers import table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 _DECISIONS: Final = 20
 _COUNTS: Final = ("requests", "injected", "refused", "skipped", "unresolved", "undeliverable", "missed")
@@ -38,14 +39,20 @@ def status(context: click.Context, as_json: bool, timeout: float) -> None:
     The exit code is 0 if the daemon answers and serves at least one runtime, else 1.
     """
     report = sockets.require(settings_of(context).service.state_dir, timeout)
-    if as_json:
-        click.echo(json.dumps(report, indent=2))
-    else:
-        _show(report)
+    try:
+        lines = [json.dumps(report, indent=2)] if as_json else [*_lines(report)]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise HostError(
+            "STA003",
+            f"the daemon's answer cannot be understood: it is of version {report.get('version')}",
+            "restart it, so that daemon and command are of one version; --json shows the answer as it is",
+        ) from None
+    for line in lines:
+        click.echo(line)
     if other := _other_version(report):
         click.echo(other, err=True)
-    served = any(entry.get("state") == "active" for entry in report.get("runtimes", {}).values())
-    context.exit(0 if served else 1)
+    runtimes = table(report, "runtimes").values()
+    context.exit(0 if any(table(entry).get("state") == "active" for entry in runtimes) else 1)
 
 
 def _other_version(report: Mapping[str, Any]) -> str:
@@ -58,29 +65,20 @@ def _other_version(report: Mapping[str, Any]) -> str:
     )
 
 
-def _show(report: Mapping[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    # A refusal's cause holds lines to paste, which the log has as they are.
+    return ["", *tables.lines(header, [[cell.replace("\n", " ") for cell in row] for row in rows])]
 
+
+def _lines(report: Mapping[str, Any]) -> Iterator[str]:
+    """The report for a person. Raises what a report of another shape makes its reader raise."""
     now = time.time()
-    # As wide as it takes, whatever the terminal: a cause that is cut is no cause.
-    console = Console(width=10_000, highlight=False)
-
-    def show(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-        table = Table(*header, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for row in rows:
-            table.add_row(*(Text(printable(cell).replace("\n", " "), no_wrap=True) for cell in row))
-        console.print(table)
-
-    for line in _of_daemon(report, now):
-        console.print(printable(line), markup=False, soft_wrap=True)
+    yield from map(printable, _of_daemon(report, now))
     runtimes = report.get("runtimes", {})
     if not runtimes:
-        console.print("no container runtime is known yet", markup=False)
+        yield "no container runtime is known yet"
         return
-    console.print()
-    show(
+    yield from _table(
         ("RUNTIME", "VERSION", "BACKEND", "STATE", "FOR", "BY", "CAUSE"),
         [
             (
@@ -97,8 +95,7 @@ def _show(report: Mapping[str, Any]) -> None:
     )
     served = {key: entry for key, entry in runtimes.items() if "counts" in entry}
     if served:
-        console.print()
-        show(
+        yield from _table(
             ("RUNTIME", *(name.upper() for name in (*_COUNTS, *_QUANTILES))),
             [
                 (
@@ -111,8 +108,7 @@ def _show(report: Mapping[str, Any]) -> None:
         )
     decisions = report.get("decisions", [])[-_DECISIONS:]
     if decisions:
-        console.print()
-        show(
+        yield from _table(
             ("WHEN", "VERDICT", "CONTAINER", "DEVICES", "TOOK", "CAUSE"),
             [
                 (

@@ -15,13 +15,14 @@ from typing import Final
 import click
 
 from cdi_courier import changes
-from cdi_courier.cli.install import run_restart, show
+from cdi_courier.cli.install import run_command, show
 from cdi_courier.errors import HostError, quoted
 
 NAME: Final = "cdi-courier.service"
 _RELOAD: Final = "systemctl daemon-reload"
 _START: Final = ("systemctl enable cdi-courier.service", "systemctl restart cdi-courier.service")
 _STOP: Final = "systemctl disable --now cdi-courier.service"
+_SEE_UNIT: Final = f"see `systemctl status {NAME}`, then do it by hand"
 _PROGRAM: Final = "/usr/bin/cdi-courier"
 _HIDDEN: Final = {
     # what a unit may say → what it does not see then
@@ -52,7 +53,7 @@ def unit(interpreter: str) -> str:
             f"the interpreter {quoted(interpreter)} cannot be named in a unit",
             "install into a folder without blanks, quotes and the like, such as /opt/cdi-courier",
         )
-    text = Path(__file__).parents[1].joinpath(NAME).read_text()
+    text = Path(__file__).parents[1].joinpath(NAME).read_text(encoding="utf-8")
     places = (interpreter, os.path.realpath(interpreter))
     for key, folders in _HIDDEN.items():
         hides = re.search(rf"^{key}=(?!no|false|0)", text, re.MULTILINE)
@@ -99,7 +100,7 @@ def install(*, dry_run: bool, start: bool, force: bool) -> None:
         click.echo(f"to start it: {' && '.join(commands)}")
         return
     for command in commands:
-        run_restart(command)
+        run_command(command, _SEE_UNIT)
     click.echo(f"{NAME}: enabled and started")
 
 
@@ -114,11 +115,11 @@ def uninstall(*, dry_run: bool, stop: bool, force: bool) -> None:
             return
         if stop:
             _need_systemd()
-            run_restart(_STOP)
+            run_command(_STOP, _SEE_UNIT)
         changes.undo(manifest, folder=MANIFESTS, force=force)
         click.echo(f"{NAME}: removed")
         if stop:
-            run_restart(_RELOAD)
+            run_command(_RELOAD, _SEE_UNIT)
         else:
             click.echo(f"to stop what runs: {_STOP} && {_RELOAD}")
 

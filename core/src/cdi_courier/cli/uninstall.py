@@ -12,7 +12,7 @@ import click
 
 from cdi_courier import changes
 from cdi_courier.cli import held, settings_of
-from cdi_courier.cli.install import modes, run_restart, show
+from cdi_courier.cli.install import modes, run_command, show
 from cdi_courier.errors import CourierError
 
 if TYPE_CHECKING:
@@ -56,13 +56,15 @@ def uninstall(
         unit.uninstall(dry_run=dry_run, stop=restart, force=force)
         return
     settings = settings_of(context)
+    every = changes.installed(changes.FOLDER)
     found = [
         manifest
-        for manifest in changes.installed(changes.FOLDER)
+        for manifest in every
         if backend in (None, manifest.backend) and key in (None, manifest.runtime)
     ]
     if not found:
-        click.echo("nothing is installed")
+        others = ", ".join(f"{manifest.backend} for {manifest.runtime}" for manifest in every)
+        click.echo(f"nothing of that is installed, only {others}" if others else "nothing is installed")
     failed = False
     for manifest in found:
         try:
@@ -90,7 +92,7 @@ def _do(manifest: Manifest, settings: Settings, *, dry_run: bool, restart: bool,
     if not kept:
         click.echo(f"{manifest.runtime}: {manifest.backend} is uninstalled")
     if command and restart and not effective:
-        run_restart(command)
+        run_command(command)
         if kept:
             _tell(manifest, held.finish(manifest, settings, force=force))
             click.echo(f"{manifest.runtime}: {manifest.backend} is uninstalled")

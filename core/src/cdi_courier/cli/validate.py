@@ -8,7 +8,7 @@ import click
 
 from cdi_courier.cdi.lint import advice
 from cdi_courier.cdi.registry import load_file
-from cdi_courier.cli import settings_of
+from cdi_courier.cli import plain, settings_of
 from cdi_courier.errors import CdiError
 
 
@@ -32,10 +32,10 @@ def validate(context: click.Context, as_json: bool, lint: bool, files: tuple[str
         else:
             results[file] = None
             for line in advice(spec) if lint else ():
-                click.echo(f"{file}: advice: {line}", err=True)
+                click.echo(f"{plain(file)}: advice: {line}", err=True)
     if as_json:
         click.echo(json.dumps(results, indent=2))
     else:
         for file, message in results.items():
-            click.echo(f"{file}: valid" if message is None else message, err=message is not None)
+            click.echo(f"{plain(file)}: valid" if message is None else message, err=message is not None)
     context.exit(1 if any(results.values()) else 0)

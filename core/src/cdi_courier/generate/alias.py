@@ -42,19 +42,29 @@ def generate(
 
 
 def _node(root: Root, path: str) -> DeviceNode:
-    clean = posixpath.normpath(path)
-    host_path = root.resolve(clean) if clean.startswith("/") else None
-    node = nodes.look(root, host_path) if host_path is not None else None
+    clean = _clean(path)
+    if not clean.startswith("/"):
+        raise _unusable(f"--node {quoted(path)} is not an absolute path")
+    host_path = root.resolve(clean)
+    if host_path is None:
+        raise _unusable(f"--node {quoted(path)}: there is nothing, or nothing that a spec could name")
+    node = nodes.look(root, host_path)
     if node is None:
-        raise _unusable(f"--node {quoted(path)} is not the absolute path of a device node")
+        raise _unusable(f"--node {quoted(path)} is not a device node")
     # Numbers are left out: they may be another device's after the next plugging in, so that the runtime
     # looks at the node each time. The type stays, which it compares.
     return attrs.evolve(node, path=clean, host_path="" if node.path == clean else node.path, major=0, minor=0)
 
 
+def _clean(path: str) -> str:
+    # Two slashes in front, which mean what one does on Linux, POSIX keeps.
+    return posixpath.normpath(f"/{path.lstrip('/')}" if path.startswith("/") else path)
+
+
 def _variable(text: str) -> str:
     if text.find("=") < 1:
         raise _unusable(f"--env {quoted(text)} is not NAME=VALUE")
+    _must_be_text("--env", text)
     return text
 
 
@@ -63,12 +73,20 @@ def _mount(root: Root, text: str) -> Mount:
     target, _, listed = rest.partition(":")
     if not (source.startswith("/") and target.startswith("/")) or ":" in listed:
         raise _unusable(f"--mount {quoted(text)} is not SRC:DST or SRC:DST:OPTIONS with absolute paths")
+    _must_be_text("--mount", text)
     if root.stat(source) is None:
         raise _unusable(f"--mount {quoted(text)}: there is no {quoted(source)}")
     options = tuple(option for option in listed.split(",") if option) or _DEFAULT_OPTIONS
     if not {"bind", "rbind"} & set(options):
         options = (*options, "rbind")  # without it runtimes take the source for a file system's name
-    return Mount(posixpath.normpath(source), posixpath.normpath(target), options)
+    return Mount(_clean(source), _clean(target), options)
+
+
+def _must_be_text(option: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # what the command line had was other bytes
+        raise _unusable(f"{option} {quoted(text)} is not UTF-8, which a spec file is") from None
 
 
 def _unusable(reason: str) -> GenerateError:

@@ -86,33 +86,52 @@ def write(path: str, data: bytes) -> bool:
     Raises `GenerateError` ``GEN005``; then nothing has changed.
     """
     temporary = ""
-    folder, name = os.path.split(os.path.abspath(path))
+    folder = os.path.dirname(os.path.abspath(path))
     try:
+        _must_be_a_files_place(path)
         if _content(path, len(data)) == data:
             return False
         if not os.path.isdir(folder):
             os.makedirs(folder, exist_ok=True)
             os.chmod(folder, _FOLDER_MODE)
         # Not a name that runtimes read as a spec.
-        descriptor, temporary = tempfile.mkstemp(".tmp", f".{name[:100]}.", folder)
+        descriptor, temporary = tempfile.mkstemp(".tmp", ".cdi-courier.", folder)
         with os.fdopen(descriptor, "wb") as file:
             os.fchmod(descriptor, _MODE)
             file.write(data)
             file.flush()
             os.fsync(descriptor)
         os.replace(temporary, path)
-    except (OSError, ValueError) as error:
+    except BaseException as error:
         if temporary:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
-        reason = getattr(error, "strerror", None) or str(error)
-        raise GenerateError(
-            "GEN005",
-            f"{quoted(path)} cannot be written: {reason}",
-            "name another file with --output",
-            file=path,
-        ) from None
+        if isinstance(error, OSError | ValueError):
+            raise _unwritable(path, getattr(error, "strerror", None) or str(error)) from None
+        raise  # somebody has had enough, or it is a mistake of ours
     return True
+
+
+def _must_be_a_files_place(path: str) -> None:
+    """Raises `GenerateError` where something else than a file would be replaced, which root may do."""
+    try:
+        kind = stat.S_IFMT(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return
+    # /dev/stdout and its like are links to what a process has open, and the host's, not this spec's.
+    if kind not in (stat.S_IFREG, stat.S_IFLNK) or (
+        kind == stat.S_IFLNK and os.readlink(path).startswith("/proc/")
+    ):
+        raise _unwritable(path, "it is no regular file")
+
+
+def _unwritable(path: str, reason: str) -> GenerateError:
+    return GenerateError(
+        "GEN005",
+        f"{quoted(path)} cannot be written: {reason}",
+        "run as root, or name another file with --output; --dry-run prints it",
+        file=path,
+    )
 
 
 def _content(path: str, size: int) -> bytes | None:

@@ -108,6 +108,22 @@ def table(value: Any, *path: str) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def merge_tables(to: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Both, key by key: tables are merged, and of anything else that is in both the other's counts.
+
+    So containerd 2 merges plugins' tables. Lists are not joined there, and an empty string counts, as
+    ``containerd config dump`` shows; contracts hooks-and-runtimes.md c.3 has it otherwise.
+    """
+    merged = dict(to)
+    for key, value in other.items():
+        old = merged.get(key)
+        if isinstance(old, dict) and isinstance(value, dict):
+            merged[key] = merge_tables(old, value)
+        else:
+            merged[key] = value
+    return merged
+
+
 def text(value: Any) -> str | None:
     """The string, if it is one of a sane length; else None."""
     return value if isinstance(value, str) and len(value) <= _LONGEST_TEXT else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Final
 
 from cdi_courier.errors import quoted
@@ -12,7 +13,7 @@ PLUGIN_DIR: Final = "/opt/nri/plugins"
 # Names that are known to inject devices by annotation: NVIDIA's toolkit with its NRI plugin switched on, and
 # NRI's own sample.
 _KNOWN: Final = ("nvidia-nri-plugin", "nvidia-ctk-installer", "nvidia-toolkit", "device-injector")
-_NAME_LENGTH: Final = 100
+_INTERPRETER: Final = re.compile(r"(?:python[0-9.]*|(?:ba|da|)sh)", re.ASCII)
 
 
 def find(plugin_dir: str = PLUGIN_DIR, proc: str = "/proc") -> list[str]:
@@ -27,7 +28,7 @@ def find(plugin_dir: str = PLUGIN_DIR, proc: str = "/proc") -> list[str]:
     found += [
         f"process {pid} ({program}) may answer the same annotations over NRI"
         for pid in _entries(proc)
-        if pid.isdigit() and (program := _known(_program(proc, pid)))
+        if pid.isdigit() and (program := next(filter(None, map(_named, _programs(proc, pid))), ""))
     ]
     return found
 
@@ -36,14 +37,20 @@ def _known(name: str) -> str:
     return next((known for known in _KNOWN if known in name), "")
 
 
-def _program(proc: str, pid: str) -> str:
-    """The file name of what a process runs, interpreters' scripts included."""
+def _named(program: str) -> str:
+    # With or without the index that NRI has in front of a plugin's name.
+    return next((known for known in _KNOWN if program == known or program.endswith(f"-{known}")), "")
+
+
+def _programs(proc: str, pid: str) -> list[str]:
+    """The file names of what a process runs: its program, and the script if that is an interpreter."""
     try:
         with open(os.path.join(proc, pid, "cmdline"), "rb") as file:
             words = file.read(4096).split(b"\0")[:2]
     except OSError:
-        return ""
-    return " ".join(os.path.basename(os.fsdecode(word))[:_NAME_LENGTH] for word in words)
+        return []
+    names = [os.path.basename(os.fsdecode(word)) for word in words]
+    return names if _INTERPRETER.fullmatch(names[0]) else names[:1]
 
 
 def _entries(folder: str) -> list[str]:

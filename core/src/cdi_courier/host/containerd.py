@@ -21,13 +21,14 @@ from cdi_courier.host.answers import (
     flag,
     from_toml,
     handlers,
+    merge_tables,
     strings,
     table,
     text,
     texts,
     version_of,
 )
-from cdi_courier.host.model import Runtime
+from cdi_courier.host.model import FIRST_WITH_NRI, Runtime
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -40,7 +41,6 @@ DEFAULT_NRI_SOCKET: Final = "/var/run/nri/nri.sock"
 _NRI: Final = ("io.containerd.nri.v1", "nri")
 _NRI_TABLE: Final = ".".join(_NRI)
 _RUNC_V2: Final = "io.containerd.runc.v2"
-_FIRST_WITH_NRI: Final = (1, 7, 0)
 _FIRST_ENABLED: Final = (2, 0, 0)
 _FIRST_VALIDATOR: Final = (2, 2, 0)
 _MOST_IMPORTS: Final = 256
@@ -113,7 +113,7 @@ def learn_from_cri(answer: cri.Answer) -> Findings:
     findings.learn("cdi_enabled", flag(config.get("enableCDI")), source)
     if "cdiSpecDirs" in config:
         findings.learn("cdi_spec_dirs", texts(config["cdiSpecDirs"]), source)
-    if numbers is not None and numbers < _FIRST_WITH_NRI:
+    if numbers is not None and numbers < FIRST_WITH_NRI["containerd"]:
         findings.learn("cdi_enabled", False, f"containerd {findings.version} is older than its CDI")
     return findings
 
@@ -296,21 +296,10 @@ def _resolve(root: Root, file: _File) -> list[str]:
 
 def _merge(to: Mapping[str, Any], document: Mapping[str, Any], *, deep: bool) -> dict[str, Any]:
     old, new = table(to, "plugins"), table(document, "plugins")
-    plugins = _merge_tables(old, new) if deep else {**old, **new}
+    plugins = merge_tables(old, new) if deep else {**old, **new}
     # Lists of names are joined at the top, and replaced within plugins' tables.
     disabled = [*(texts(to.get(_DISABLED)) or []), *(texts(document.get(_DISABLED)) or [])]
     return {**to, **document, "plugins": plugins, _DISABLED: disabled}
-
-
-def _merge_tables(to: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(to)
-    for key, value in other.items():
-        old = merged.get(key)
-        if isinstance(old, dict) and isinstance(value, dict):
-            merged[key] = _merge_tables(old, value)
-        else:
-            merged[key] = value
-    return merged
 
 
 def _nri(document: Mapping[str, Any], version: int, numbers: _Numbers, source: str) -> Nri:
@@ -375,7 +364,7 @@ def learn_nri(
     plugins: of `introspect`; configured: of `learn_from_files`; each None if not known.
     """
     numbers = _numbers(findings.version)
-    if numbers is not None and numbers < _FIRST_WITH_NRI:
+    if numbers is not None and numbers < FIRST_WITH_NRI["containerd"]:
         findings.learn("nri", "absent", f"containerd {findings.version} has no NRI of this protocol")
         return
     if plugins is not None and _NRI not in plugins:

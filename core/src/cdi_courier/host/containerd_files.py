@@ -17,16 +17,19 @@ from attrs import frozen
 from cdi_courier import tomledit
 from cdi_courier.changes import FileChange
 from cdi_courier.errors import CourierError, HostError, quoted
+from cdi_courier.host import configured
+from cdi_courier.host.answers import merge_tables
+from cdi_courier.host.files import read_file
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from cdi_courier.host.model import Runtime
-    from cdi_courier.settings import RuntimeSettings, Settings
+    from cdi_courier.settings import Settings
 
     Documents = dict[str, dict[str, Any]]  # path → document, in the order in which containerd reads them
 
-RESTART: Final = "systemctl restart containerd"
+_RESTART: Final = "systemctl restart containerd"
 
 _MAIN: Final = "/etc/containerd/config.toml"
 
@@ -61,24 +64,14 @@ class Main:
         return posixpath.join(posixpath.dirname(self.path), name)
 
 
-def settings_of(runtime: Runtime, settings: Settings) -> RuntimeSettings | None:
-    """The table of ``[runtimes]`` for this one."""
-    for key in (runtime.endpoint, runtime.key, runtime.kind):
-        if key and key in settings.runtimes:
-            return settings.runtimes[key]
-    return None
-
-
 def main_path(runtime: Runtime, settings: Settings) -> str:
     """Where its main file lies."""
-    own = settings_of(runtime, settings)
-    return own.config if own and own.config else str(runtime.get("config", _MAIN))
+    return configured.config(runtime, settings, _MAIN)
 
 
-def restart_command(runtime: Runtime, settings: Settings, usual: str = RESTART) -> str:
+def restart_command(runtime: Runtime, settings: Settings) -> str:
     """What restarts it."""
-    own = settings_of(runtime, settings)
-    return own.restart if own and own.restart else usual
+    return configured.restart_command(runtime, settings, _RESTART)
 
 
 def parsed(path: str, data: bytes | None, version: tuple[int, int, int] | None, code: str) -> Main:
@@ -111,7 +104,7 @@ def load(
         documents[path] = content
         for pattern in patterns:
             for found in _matches(posixpath.join(posixpath.dirname(path), pattern), texts):
-                data = texts[found] if found in texts else read(found, code)
+                data = texts[found] if found in texts else read_file(found, code)
                 if data is not None and found not in without:
                     inner = parse(found, data, code)
                     pending.append((found, inner, _imports(found, inner, code)))
@@ -124,22 +117,8 @@ def merged(documents: Documents, plugin: str, *, replaces: bool) -> dict[str, An
     for document in documents.values():
         found = plugin_table(document, plugin)
         if found:
-            table = dict(found) if replaces else merge(table, found)
+            table = dict(found) if replaces else merge_tables(table, found)
     return table
-
-
-def merge(table: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Key by key, as since 2.0: tables are merged, lists joined, an empty string changes nothing."""
-    result = dict(table)
-    for key, value in other.items():
-        old = result.get(key)
-        if isinstance(old, dict) and isinstance(value, dict):
-            result[key] = merge(old, value)
-        elif isinstance(old, list) and isinstance(value, list):
-            result[key] = [*old, *(item for item in value if item not in old)]
-        elif value != "" or old is None:
-            result[key] = value
-    return result
 
 
 def plugin_table(document: Mapping[str, Any], plugin: str) -> dict[str, Any]:
@@ -207,16 +186,28 @@ def with_import(main: Main, pattern: str, what: str) -> FileChange:
 # --- refusals ------------------------------------------------------------------------------------------
 
 
-def must_be_ours_to_edit(runtime: Runtime, table: str, code: str) -> None:
-    """Raises for a containerd whose configuration somebody generates. table: what to put there, as TOML."""
-    distribution, template = runtime.get("distribution"), runtime.get("config_template")
-    if not distribution and not template:
+def generated_by(runtime: Runtime) -> str:
+    """Who generates the configuration of this containerd at each start; empty if nobody does."""
+    found = runtime.get("distribution") or ("its distribution" if runtime.get("config_template") else "")
+    return str(found)
+
+
+def must_be_ours_to_edit(runtime: Runtime, code: str, table: str = "") -> None:
+    """Raises for a containerd whose configuration somebody generates.
+
+    table: what helps in the template that it is generated from, as TOML; empty where a table is not enough.
+    """
+    who = generated_by(runtime)
+    if not who:
         return
-    how = _DISTRIBUTIONS.get(distribution, "the table in the template that it is generated from")
+    template = runtime.get("config_template")
+    how = _DISTRIBUTIONS.get(who, "the table in the template that it is generated from")
+    by_hand = f"put there{f' (see {template})' if template else ''}: {how} {table}; then restart it"
+    instead = "use NRI where this containerd has it: `cdi-courier install --backend nri` says what it needs"
     raise HostError(
         code,
-        f"{distribution or 'its distribution'} generates {runtime.key}'s configuration at each start",
-        f"put there{f' (see {template})' if template else ''}: {how} {table}; then restart it",
+        f"{who} generates {runtime.key}'s configuration at each start",
+        by_hand if table else instead,
     )
 
 
@@ -234,19 +225,6 @@ def version_1(main: Main, version: tuple[int, int, int] | None, lacks: str, code
 
 
 # --- reading -------------------------------------------------------------------------------------------
-
-
-def read(path: str, code: str) -> bytes | None:
-    """A file's bytes, None if it is not there. Raises `HostError` with `code`."""
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise HostError(
-            code, f"cannot read {quoted(path, None)}: {error.strerror}", "run as root", file=path
-        ) from None
 
 
 def parse(path: str, data: bytes, code: str) -> dict[str, Any]:

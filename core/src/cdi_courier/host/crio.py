@@ -21,7 +21,7 @@ from cdi_courier.host.answers import (
     text,
     texts,
 )
-from cdi_courier.host.model import Runtime
+from cdi_courier.host.model import FIRST_WITH_NRI, Runtime
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +32,6 @@ DEFAULT_CONFIG: Final = "/etc/crio/crio.conf"
 CONFIG: Final = "CRI-O GET /config"
 INFO: Final = "CRI-O GET /info"
 
-_FIRST_WITH_NRI: Final = (1, 26, 0)
 _FIRST_WITH_CDI_FIELD: Final = (1, 28, 0)
 _CGROUP_DRIVERS: Final = ("systemd", "cgroupfs")
 _ENABLE: Final = "nri_enable_default_validator"
@@ -101,7 +100,7 @@ def learn_from_version(findings: Findings) -> None:
     if numbers is None:
         return
     source = f"CRI-O {findings.version}"
-    if numbers < _FIRST_WITH_NRI:
+    if numbers < FIRST_WITH_NRI["cri-o"]:
         findings.learn("nri", "absent", f"{source} is older than its NRI")
     findings.learn(
         "cdi_enabled", numbers >= _FIRST_WITH_CDI_FIELD, f"{source}; CDI names over CRI came with 1.28"

@@ -49,14 +49,16 @@ class Root:
             raise _unreadable(path, error) from None
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise HostError("HST105", f"{path} is not a regular file")
+            raise HostError("HST105", f"{path} is not a regular file", "see what it is")
         with open(descriptor, "rb") as file:
             try:
                 data = file.read(limit + 1)
             except OSError as error:
                 raise _unreadable(path, error) from None
         if len(data) > limit:
-            raise HostError("HST105", f"{path} is larger than {limit} bytes and is not read")
+            raise HostError(
+                "HST105", f"{path} is larger than {limit} bytes and is not read", "see what it is"
+            )
         return data
 
     def matches(self, pattern: str) -> list[str]:
@@ -71,6 +73,19 @@ class Root:
             if len(found) > _MOST_FILES:
                 raise HostError("HST105", f"{pattern} matches more than {_MOST_FILES} files")
         return sorted(found)
+
+
+def read_file(path: str, code: str) -> bytes | None:
+    """The bytes of a file of this machine, for an installer; None if it is not there.
+
+    Raises `HostError` with `code`, which is that of whoever asks, for whatever `Root.read` refuses.
+    """
+    try:
+        return Root().read(path)
+    except FileNotFoundError:
+        return None
+    except HostError as error:
+        raise HostError(code, error.message, error.hint, file=path) from None
 
 
 def _unreadable(path: str, error: OSError | ValueError) -> HostError:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import stat
 import sys
 
 TYPE_CHECKING = False
@@ -30,6 +32,7 @@ _CONTAINERD_STATES = (
     "/run/k0s/containerd",
     "/var/snap/microk8s/common/run/containerd",
 )
+_MOUNTS = "/proc/self/mounts"
 _TASKS = "/io.containerd.runtime.v2.task"
 _DOCKER_CONFIG = "/etc/docker/daemon.json"
 _DOCKER_ROOT = "/var/lib/docker"
@@ -38,6 +41,8 @@ _CRIO_CONFIG = "/etc/crio/crio.conf"
 _CRIO_DROP_INS = "/etc/crio/crio.conf.d"
 _CRIO_STORES = ("/run/containers/storage", "/var/lib/containers/storage")
 _CRIO = "io.kubernetes.cri-o."
+# Bytes of a file; the largest, a container's config, has some ten thousand.
+_LIMIT = 16 << 20
 
 
 def users(gate: str, configurations: Sequence[str] = ()) -> tuple[str, ...]:
@@ -72,10 +77,15 @@ def _states() -> Iterator[str]:
     found = {os.path.realpath(path) for path in _CONTAINERD_STATES}
     # A shim's working directory is the bundle of its first task; every running task has its root mounted.
     seen = [_link(f"/proc/{entry}/cwd") for entry in _entries("/proc") if entry.isdigit()]
-    with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:
-        seen += [line.split(" ", 2)[1] for line in file if _TASKS in line]
+    with open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
+        seen += [_unescaped(line.split(" ", 2)[1]) for line in file if _TASKS in line]
     found |= {path.partition(_TASKS)[0] for path in seen if _TASKS in path}
     yield from sorted(found)
+
+
+def _unescaped(point: str) -> str:
+    # A blank, a tab, a line feed and a backslash are in octal: proc(5).
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), point)
 
 
 def _noted(bundle: str) -> str:
@@ -205,13 +215,16 @@ SOURCES: tuple[Source, ...] = (containerd, docker, cri_o)
 
 
 def _same(path: str, gate: str) -> bool:
-    return bool(path) and (path == gate or os.path.realpath(path) == os.path.realpath(gate))
+    try:
+        return bool(path) and (path == gate or os.path.realpath(path) == os.path.realpath(gate))
+    except ValueError:  # no file can be called so
+        return False
 
 
 def _entries(folder: str) -> list[str]:
     try:
         return os.listdir(folder)
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return []
 
 
@@ -223,11 +236,17 @@ def _link(path: str) -> str:
 
 
 def _read(path: str) -> bytes | None:
+    """A file's bytes; None if there is none, or nothing that a runtime has written."""
     try:
-        with open(path, "rb") as file:
-            return file.read()
-    except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
+        # Looked at first, because anybody may work in a folder that looks like a shim's: opening a pipe
+        # waits for its writer, and opening a device may do anything.
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return None
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            found = file.read(_LIMIT + 1)
+    except (FileNotFoundError, NotADirectoryError, ProcessLookupError, ValueError):
         return None
+    return found if len(found) <= _LIMIT else None
 
 
 def _object(path: str) -> dict[str, Any]:

@@ -16,6 +16,9 @@ NriState = Literal["on", "off", "absent", "unknown"]
 off: the runtime has NRI and its configuration disables it. absent: it has none of this protocol. unknown:
 nothing that was asked can tell."""
 
+FIRST_WITH_NRI: Final[Mapping[str, tuple[int, int, int]]] = {"containerd": (1, 7, 0), "cri-o": (1, 26, 0)}
+"""Kind → the first version that speaks NRI's present protocol; other kinds have none that carries devices."""
+
 FACTS: Final[Mapping[str, str]] = {
     # name → type and meaning. A fact that could not be learnt is missing, never a default.
     "nri": "on | off | absent: see NriState",

@@ -30,6 +30,7 @@ INFO: Final = "podman info"
 DEFAULT_CONFIG: Final = "/etc/containers/containers.conf"
 DEFAULT_HOOKS_DIRS: Final = ("/usr/share/containers/oci/hooks.d",)
 
+_PASSED: Final = ("HOME", "USER", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR")
 _OVERRIDE_HOOKS_DIR: Final = "/etc/containers/oci/hooks.d"
 _FOLDERS: Final = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 _CGROUP_VERSIONS: Final = {"v1": 1, "v2": 2}
@@ -48,9 +49,7 @@ def find(root: Root) -> str:
 def info(program: str, timeout: float) -> Mapping[str, Any]:
     """What ``podman info`` prints. Raises `HostError`: ``HST103`` too late, ``HST107`` failed, ``HST104``."""
     # CONTAINER_HOST and the like would make it describe another host.
-    environment = {
-        name: value for name, value in os.environ.items() if name in ("HOME", "XDG_RUNTIME_DIR", "USER")
-    }
+    environment = {name: value for name, value in os.environ.items() if name in _PASSED}
     environment |= {"PATH": ":".join(_FOLDERS), "LC_ALL": "C"}
     argv = [program, "info", "--format", "json"]
     data = children.output(argv, INFO, timeout, code="HST107", environment=environment)
@@ -77,11 +76,11 @@ def read_info(document: Mapping[str, Any]) -> Findings:
 
 
 def learn_from_files(
-    root: Root, configured: str, home: str, findings: Findings, *, without: str = ""
+    root: Root, configured: str, folder: str, findings: Findings, *, without: str = ""
 ) -> None:
     """Note what containers.conf says.
 
-    configured: the main file by ``[runtimes]``, or ``""``. home: of a rootless caller; else ``""``.
+    configured: the main file by ``[runtimes]``, or ``""``. folder: of a rootless caller's files; else ``""``.
     without: a file that is passed over.
     """
     main = configured or DEFAULT_CONFIG
@@ -90,8 +89,8 @@ def learn_from_files(
     findings.learn("config_exists", root.exists(main), main)
     try:
         files = ["/usr/share/containers/containers.conf", main, *root.matches(f"{DEFAULT_CONFIG}.d/*.conf")]
-        if home:
-            own = f"{home}/.config/containers/containers.conf"
+        if folder:
+            own = f"{folder}/containers/containers.conf"
             files += [own, *root.matches(f"{own}.d/*.conf")]
         hooks, specs = _Value(list(DEFAULT_HOOKS_DIRS), "Podman's default"), _Value(None, "")
         for path in files:
@@ -107,7 +106,7 @@ def learn_from_files(
         findings.trouble(error)  # Podman fails likewise, so nothing is known
         return
     # An empty list, which nobody writes, means both standard folders to root, and none to others.
-    value = [*DEFAULT_HOOKS_DIRS, _OVERRIDE_HOOKS_DIR] if hooks.value == [] and not home else hooks.value
+    value = [*DEFAULT_HOOKS_DIRS, _OVERRIDE_HOOKS_DIR] if hooks.value == [] and not folder else hooks.value
     findings.learn("hooks_dirs", value, hooks.source)
     findings.learn("cdi_spec_dirs", specs.value, specs.source)
 

@@ -33,7 +33,7 @@ _PODMAN: Final = "Podman"
 class Request:
     """What to look for. root: see `files.Root`. timeout: seconds of one question; total: of all of it.
 
-    overrides: ``[runtimes]``. runtime_dir, home: a rootless caller's, else ``""``.
+    overrides: ``[runtimes]``. runtime_dir, config_dir: a rootless caller's, else ``""``.
     """
 
     root: files.Root
@@ -41,7 +41,7 @@ class Request:
     total: float
     overrides: Mapping[str, Override] = field(factory=dict)
     runtime_dir: str = ""
-    home: str = ""
+    config_dir: str = ""
 
     @property
     def round(self) -> float:
@@ -278,7 +278,7 @@ def _podman(request: Request) -> Findings | None:
         findings.add(podman.read_info(podman.info(program, request.round)))
     except HostError as error:
         findings.trouble(error)
-    podman.learn_from_files(request.root, override.config, request.home, findings)
+    podman.learn_from_files(request.root, override.config, request.config_dir, findings)
     cgroups.learn(request.root, None, findings)
     return findings
 
@@ -347,7 +347,9 @@ def request_from(data: Mapping[str, Any]) -> Request:
 
 
 def _of_user() -> tuple[str, str]:
-    """(runtime folder, home) of a rootless caller; empty for root, whose runtimes are the system's."""
+    """(`runtime_dir`, `config_dir`) of a rootless caller; empty for root, whose runtimes are the system's."""
     if os.geteuid() == 0:
         return "", ""
-    return os.environ.get("XDG_RUNTIME_DIR", ""), os.environ.get("HOME", "")
+    # Without HOME, as in a service, the user database says where it is.
+    config_dir = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return os.environ.get("XDG_RUNTIME_DIR", ""), config_dir if config_dir.startswith("/") else ""

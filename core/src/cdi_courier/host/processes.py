@@ -23,7 +23,8 @@ def command_line(root: Root, pid: int | None) -> list[str]:
         return []
     with contextlib.suppress(OSError, HostError):
         data = root.read(f"/proc/{pid}/cmdline", _LIMIT)
-        return [os.fsdecode(word) for word in data.split(b"\0")[:-1]]
+        # A title that fills the place of the arguments has no zero at its end.
+        return [os.fsdecode(word) for word in data.removesuffix(b"\0").split(b"\0")] if data else []
     return []
 
 
@@ -37,14 +38,37 @@ def environment(root: Root, pid: int) -> dict[str, str]:
 
 
 def named(root: Root, names: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-    """(PID, arguments) of each process whose program has one of the names."""
+    """(PID, arguments) of each process of the host whose program has one of the names.
+
+    One in another PID namespace is a container's, such as a cluster in Docker or what a pod calls so. One of
+    another user than root and the caller may be called anything by anybody.
+    """
+    mine = _namespace(root, "self")
     with contextlib.suppress(OSError):
         for entry in os.listdir(root.real("/proc")):
             if entry.isdigit():
                 words = command_line(root, int(entry))
                 # Behind a blank stands the rest of an overwritten title: "k3s server".
-                if words and os.path.basename(words[0].partition(" ")[0]) in names:
+                if (
+                    words
+                    and os.path.basename(words[0].partition(" ")[0]) in names
+                    and (not mine or _namespace(root, entry) in (mine, ""))
+                    and _owner(root, entry) in (0, os.geteuid())
+                ):
                     yield int(entry), words
+
+
+def _namespace(root: Root, who: str) -> str:
+    """The PID namespace of a process; empty if it has gone, or is not ours to look into."""
+    with contextlib.suppress(OSError):
+        return os.readlink(root.real(f"/proc/{who}/ns/pid"))
+    return ""
+
+
+def _owner(root: Root, who: str) -> int | None:
+    with contextlib.suppress(OSError):
+        return os.stat(root.real(f"/proc/{who}")).st_uid
+    return None
 
 
 def option(words: Sequence[str], *names: str) -> str | None:
