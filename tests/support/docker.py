@@ -13,14 +13,13 @@ import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from . import containerd, host, image
 from .containerd import RuntimeFailure
-from .packages import Packages, machine_suite
+from .packages import Packages
 from .waiting import WaitTimeoutError, wait_for
 
 SUITE = "trixie"
@@ -30,6 +29,7 @@ _STOP = 20.0
 _IMAGE = "cdi-lab"
 _API = "/v1.43"  # the first with annotations
 _LOG_LINES = 25
+_PREFIX = "cdi-docker-"
 
 
 class DockerError(Exception):
@@ -48,12 +48,13 @@ class Docker:
     def __init__(self, packages: Packages) -> None:
         self._dockerd = packages.runnable("docker.io", SUITE) / "usr/sbin/dockerd"
         self._binaries = containerd.packaged(packages, containerd.SUITES_1_7)
-        self._busybox = packages.fetch("busybox-static", machine_suite()) / "bin/busybox"
-        self.root = Path(tempfile.mkdtemp(prefix="cdi-docker-"))
+        self._busybox = image.busybox(packages)
+        for left in host.orphans(_PREFIX):
+            _remove(left)
+        self.root = host.new_folder(_PREFIX)
         self.socket = self.root / "docker.sock"
         self.config = self.root / "etc/daemon.json"
         self.log_file = self.root / "docker.log"
-        self._cgroup = f"/{self.root.name}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Docker:
@@ -86,7 +87,7 @@ class Docker:
             *("--exec-root", self.root / "exec"),
             *("--pidfile", self.root / "pid"),
             *("--host", f"unix://{self.socket}"),
-            *("--cgroup-parent", self._cgroup),
+            *("--cgroup-parent", _cgroup(self.root)),
             *("--bridge", "none"),
             *("--shutdown-timeout", "1"),
             # The machine's own rules stay as they are, and no overlay is put on one.
@@ -138,10 +139,7 @@ class Docker:
         """End and remove everything."""
         with contextlib.suppress(RuntimeFailure):
             self.stop()
-        host.end_processes(lambda: {*host.processes_of(self.root), *host.processes_in_cgroup(self._cgroup)})
-        host.unmount_below(self.root)
-        host.remove_cgroup(self._cgroup)
-        shutil.rmtree(self.root, ignore_errors=True)
+        _remove(self.root)
 
     # Containers
 
@@ -201,6 +199,18 @@ class Docker:
     def _failure(self, text: str) -> RuntimeFailure:
         lines = self.log().splitlines()[-_LOG_LINES:]
         return RuntimeFailure("\n".join([text, f"the last lines of {self.log_file}:", *lines]))
+
+
+def _cgroup(root: Path) -> str:
+    return f"/{root.name}"
+
+
+def _remove(root: Path) -> None:
+    cgroup = _cgroup(root)
+    host.end_processes(lambda: {*host.processes_of(root), *host.processes_in_cgroup(cgroup)})
+    host.unmount_below(root)
+    host.remove_cgroup(cgroup)
+    shutil.rmtree(root, ignore_errors=True)
 
 
 class _Connection(http.client.HTTPConnection):

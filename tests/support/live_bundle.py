@@ -17,18 +17,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from .containerd import crun_of, runc_of
+from . import bundles, image
 from .packages import Packages
 
-APPLETS = ("sh", "sleep", "cat", "ls", "stat", "mount", "grep", "test", "id", "readlink", "env", "mknod")
 NAMESPACES = ("pid", "ipc", "uts", "mount")
 TIMEOUT = 60.0
 
-SUITES = {"runc-1.1": ("runc", "bookworm"), "runc-1.3": ("runc", "sid")} | {
-    "crun-1.8": ("crun", "bookworm"),
-    "crun-1.28": ("crun", "sid"),
-}
-"""Name of a runtime → package and Debian suite."""
+SUITES = bundles.RUNTIMES
 
 # crun of bookworm refuses a machine that has both versions of cgroups, and on the second alone it sets a
 # limit that takes a capability which not every machine gives.
@@ -52,19 +47,14 @@ class Runtime:
 
 def runtime(packages: Packages, name: str) -> Runtime:
     """One of `SUITES`. Raises PackageError."""
-    kind, suite = SUITES[name]
-    binary = runc_of(packages, suite) if kind == "runc" else crun_of(packages, suite)
-    return Runtime(name, binary, _LAYOUTS.get(name, ""))
+    return Runtime(name, bundles.find(packages, name), _LAYOUTS.get(name, ""))
 
 
 def make_rootfs(folder: Path, packages: Packages) -> Path:
-    """A root file system with busybox and a few folders."""
-    busybox = packages.fetch("busybox-static", "bookworm") / "bin/busybox"
-    (folder / "bin").mkdir(parents=True)
-    shutil.copy2(busybox, folder / "bin/busybox")
-    for applet in APPLETS:
-        (folder / "bin" / applet).symlink_to("busybox")
-    for name in ("dev", "proc", "sys", "etc", "opt", "tmp"):
+    """A root file system with busybox and a few empty folders."""
+    image.unpack(image.busybox(packages), folder)
+    shutil.rmtree(folder / "etc")
+    for name in ("etc", "opt"):
         (folder / name).mkdir()
     return folder
 

@@ -21,7 +21,6 @@ import shlex
 import shutil
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -48,7 +47,6 @@ _COPY = 120.0
 _LOG_LINES = 40
 _DISK = "3G"  # sparse
 _PREFIX = "cdi-vm-"
-_OWNER = "owner"
 _APPEND = "root=/dev/vda rw console=ttyS0 quiet mitigations=off systemd.show_status=no net.ifnames=0"
 # What a server without screen and users does not need takes a third of an emulated boot.
 _MASKED = (
@@ -147,7 +145,7 @@ class VM:
         self._packages = packages
         self._pristine = root
         self._prepare = prepare
-        self._ports = _free_ports(_PORTS)
+        self._ports: list[int] = []
         self._served: list[str] = []
         self._memory = memory
         self._process: subprocess.Popen[bytes] | None = None
@@ -181,10 +179,12 @@ class VM:
         Raises PackageError, VMFailure.
         """
         self._tools = rootfs.root(self._packages, machine_suite(), _TOOLS, variant="extract")
-        _reap_stale()
-        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        (self._folder / _OWNER).write_text(host.owner(os.getpid()))
+        for left in host.orphans(_PREFIX):
+            shutil.rmtree(left, ignore_errors=True)
+        self._folder = host.new_folder(_PREFIX)
         self._make_disk()
+        # As late as can be: whoever asks the kernel for a port meanwhile may be given one of these.
+        self._ports = _free_ports(_PORTS)
         with (self._folder / "qemu.log").open("wb") as log:
             self._process = subprocess.Popen(
                 self._in_tools(self._qemu()),
@@ -397,15 +397,6 @@ def unsuitable() -> str:
     """Why no virtual machine can be started on this machine, or an empty string."""
     machine = os.uname().machine
     return "" if machine == "x86_64" else f"the virtual machine is an x86-64 one, and this is {machine}"
-
-
-def _reap_stale() -> None:
-    """Remove what machines left whose process was killed before it could."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            note = (folder / _OWNER).read_text()
-            if folder.stat().st_uid == os.geteuid() and host.is_orphaned(note):
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write(path: Path, text: str) -> None:
