@@ -6,12 +6,10 @@ It must not know what is tested with it.
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,12 +18,14 @@ from typing import Any
 from . import containerd, host, image
 from .containerd import RuntimeFailure
 from .packages import Packages
+from .unix_http import UnixConnection
 from .waiting import WaitTimeoutError, wait_for
 
 SUITE = "trixie"
 
 _START = 30.0  # seconds; a start takes two
 _STOP = 20.0
+_ANSWER = 60.0
 _IMAGE = "cdi-lab"
 _API = "/v1.43"  # the first with annotations
 _LOG_LINES = 25
@@ -178,8 +178,7 @@ class Docker:
         return self._call(method, path, b"" if body is None else json.dumps(body).encode())
 
     def _call(self, method: str, path: str, body: bytes, kind: str = "application/json") -> bytes:
-        connection = _Connection(str(self.socket))
-        with contextlib.closing(connection):
+        with contextlib.closing(UnixConnection(self.socket, _ANSWER)) as connection:
             connection.request(method, _API + path, body, {"Content-Type": kind})
             response = connection.getresponse()
             data = response.read()
@@ -211,16 +210,3 @@ def _remove(root: Path) -> None:
     host.unmount_below(root)
     host.remove_cgroup(cgroup)
     shutil.rmtree(root, ignore_errors=True)
-
-
-class _Connection(http.client.HTTPConnection):
-    """One over a socket file."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__("docker", timeout=60)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)

@@ -18,6 +18,7 @@ import pytest
 from cdi_courier import metrics
 from cdi_courier.latency import Histogram
 from prometheus_client.parser import text_string_to_metric_families
+from support.unix_http import UnixConnection
 from support.waiting import wait_for
 
 SOCKET = "/var/run/nri/nri.sock"
@@ -68,19 +69,6 @@ def get(connection: http.client.HTTPConnection, path: str = "/metrics") -> tuple
     text = answer.read().decode()
     connection.close()
     return answer.status, text
-
-
-class UnixConnection(http.client.HTTPConnection):
-    """HTTP over a unix socket."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=10)
-        self._path = str(path)
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(10)
-        self.sock.connect(self._path)
 
 
 @pytest.fixture
