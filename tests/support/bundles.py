@@ -105,10 +105,10 @@ class BundleHost(Namespaces):
         return folder
 
 
-def process_file(folder: Path, *args: str, env: Sequence[str] = ("PATH=/bin",)) -> Path:
+def process_file(folder: Path, *args: str) -> Path:
     """What an engine writes for an ``exec``: a process of its own making."""
     number, name = tempfile.mkstemp(dir=folder, prefix="process-")
-    document: dict[str, Any] = {"user": {"uid": 0, "gid": 0}, "args": args, "env": env, "cwd": "/"}
+    document: dict[str, Any] = {"user": {"uid": 0, "gid": 0}, "args": args, "env": ["PATH=/bin"], "cwd": "/"}
     with os.fdopen(number, "w") as file:
         json.dump(document, file)
     return Path(name)

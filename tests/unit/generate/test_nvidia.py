@@ -30,7 +30,7 @@ SOCKET = ("nosuid", "nodev", "rbind", "rprivate", "noexec")
 def host(tmp_path: Path) -> FakeHost:
     """A host with one GPU and no driver libraries."""
     made = FakeHost(tmp_path / "root")
-    made.gpus()
+    made.gpu()
     return made
 
 
