@@ -107,8 +107,10 @@ def test_a_hostile_file_name_does_not_reach_the_terminal(config: Path) -> None:
     (config.parent / "cdi" / "b\x1b[31m.json").write_text(json.dumps({**SPEC, "kind": "other.com/gpu"}))
 
     done = courier("--config", config, "devices")
+    said = done.stdout + done.stderr
 
-    assert "\x1b" not in done.stdout + done.stderr
+    assert "\x1b" not in said
+    assert ("a\\u001b[31m" in said, "b\\u001b[31m" in said) == (True, True)
 
 
 def test_policy_check_says_yes_with_exit_code_0(config: Path) -> None:
