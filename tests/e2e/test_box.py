@@ -108,7 +108,7 @@ def test_the_daemon_runs_as_a_service(box: Box) -> None:
     box.wait("courier.service")
 
     def seen() -> bool:
-        return "daemon: does not run" not in box.run(["cdi-courier", "doctor"], check=False).stdout
+        return "daemon: pid " in box.run(["cdi-courier", "doctor"], check=False).stdout
 
     wait_for(seen, 20, lambda: f"doctor to see the daemon\n{box.journal('courier')}")
 

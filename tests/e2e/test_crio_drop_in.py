@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -113,13 +112,12 @@ class Site:
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     """CRI-O 1.33 with NRI off, running; in a short folder, since sockets lie below it."""
-    root = Path(tempfile.mkdtemp(prefix="c", dir="/tmp"))
-    made = Site(root)
-    monkeypatch.setattr(changes, "FOLDER", str(made.changes))
-    monkeypatch.setattr(gate_users, "_CRIO_STORES", (str(made.crio.storage),))
-    with made.crio:
-        yield made
-    shutil.rmtree(root)
+    with tempfile.TemporaryDirectory(prefix="c", dir="/tmp") as folder:
+        made = Site(Path(folder))
+        monkeypatch.setattr(changes, "FOLDER", str(made.changes))
+        monkeypatch.setattr(gate_users, "_CRIO_STORES", (str(made.crio.storage),))
+        with made.crio:
+            yield made
 
 
 class Kubelet:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support import host
 from support.lab import Lab
 from support.pages import REPOSITORY, Block, blocks
 from support.waiting import wait_for
@@ -98,16 +99,12 @@ class Reader:
                 os.killpg(group, signal.SIGTERM)
             except ProcessLookupError:
                 continue
-            wait_for(lambda group=group: not _alive(group), _TIMEOUT, "the end of what a block has started")
+            wait_for(
+                lambda group=group: not host.lives_in_group(group),
+                _TIMEOUT,
+                "the end of what a block has started",
+            )
         self._keeper.communicate("", timeout=_TIMEOUT)
-
-
-def _alive(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 @pytest.fixture

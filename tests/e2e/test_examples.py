@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import fake_crio
 from support.bundles import BundleHost, find
 from support.courier import Courier
 from support.packages import Packages
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXAMPLE = REPOSITORY / "examples" / "serial"
+CAPTURED = REPOSITORY / "tests" / "data" / "runtimes"
 BACKEND = "bundle_socket"
 PORT = "usb-GPS-if00"
 NAME = f"example.com/serial={PORT}"
@@ -106,11 +108,20 @@ def installed(python: Path, tmp_path: Path) -> Installed:
 
 
 def test_doctor_lists_the_backend_beside_our_own(installed: Installed) -> None:
-    """A backend that is installed is known, without a word in any file of ours."""
-    report = json.loads(installed.courier("doctor", "--json").stdout)
+    """One that is installed is known without a word in any file of ours, and asked of each runtime."""
+    socket = installed.root / "containerd.sock"
+    with installed.settings.open("a") as file:
+        file.write(f'[runtimes]\ncontainerd = {{ endpoint = "{socket}" }}\n')
+    with fake_crio.containerd(socket, CAPTURED, "2.1.9", "nri-on"):
+        report = json.loads(installed.courier("doctor", "--json").stdout)
 
     assert report["backends"] == {BACKEND: {"state": "installed", "problem": ""}}
-    assert all(BACKEND in {offer["backend"] for offer in runtime["offers"]} for runtime in report["runtimes"])
+    offered = {
+        runtime["endpoint"]: {offer["backend"] for offer in runtime["offers"]}
+        for runtime in report["runtimes"]
+    }
+    assert str(socket) in offered
+    assert all(BACKEND in backends for backends in offered.values())
 
 
 def test_a_disabled_backend_is_not_imported(python: Path, tmp_path: Path) -> None:

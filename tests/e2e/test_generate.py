@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.containerd import machine_suite, runc_of
+from support import image
+from support.containerd import runc_of
 from support.fake_host import FakeHost
 from support.packages import Packages, default_cache
 
@@ -51,14 +52,7 @@ id -G
 """
 
 
-@pytest.fixture
-def busybox(packages: Packages) -> Path:
-    """A static busybox, the container's only program beside the driver's."""
-    folder = packages.fetch("busybox-static", machine_suite())
-    return next(path for path in (folder / "bin/busybox", folder / "usr/bin/busybox") if path.exists())
-
-
-def test_a_container_gets_the_driver_of_its_host(packages: Packages, busybox: Path, tmp_path: Path) -> None:
+def test_a_container_gets_the_driver_of_its_host(packages: Packages, tmp_path: Path) -> None:
     """Nodes work, libraries, programs and sockets are in place and read-only, no other device is let in."""
     runc = runc_of(packages, "sid")
     host = FakeHost(tmp_path / "host")
@@ -71,15 +65,12 @@ def test_a_container_gets_the_driver_of_its_host(packages: Packages, busybox: Pa
     host.file("/usr/bin/nvidia-smi", b"#!/bin/sh\necho a GPU\n", 0o755)
     host.socket("/run/nvidia-persistenced/socket")
     host.link("/var/run", "../run")
-    for folder in ("proc", "sys", "run/runc", "tmp", "bundle/rootfs", str(default_cache()).lstrip("/")):
+    for folder in ("proc", "sys", "run/runc", "tmp", str(default_cache()).lstrip("/")):
         host.at(folder).mkdir(parents=True, exist_ok=True)
-    for folder in ("bin", "usr/bin", "usr/lib", "proc", "sys", "dev", "tmp", "run", "var", "etc"):
-        host.at(f"/bundle/rootfs/{folder}").mkdir(parents=True, exist_ok=True)
+    image.unpack(image.busybox(packages), host.at("/bundle/rootfs"))
+    for folder in ("run", "var"):
+        host.at(f"/bundle/rootfs/{folder}").mkdir()
     host.link("/bundle/rootfs/var/run", "../run")
-    host.file("/bundle/rootfs/bin/busybox", busybox.read_bytes(), 0o755)
-    applets = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split()
-    for applet in set(applets) - {"busybox"}:
-        host.link(f"/bundle/rootfs/bin/{applet}", "busybox")
 
     specs = tmp_path / "cdi" / "gpu.yaml"
     courier("generate", "nvidia", "--root", host.root, "--output", specs)

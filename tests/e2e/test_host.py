@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -309,30 +308,30 @@ def test_installers_merge_lists_and_empty_strings_as_containerd_does(
 @pytest.fixture(scope="module")
 def podman(packages: Packages) -> Iterator[Path]:
     """The root of a host that has only Debian's Podman 4.3; for everybody to read."""
-    root = Path(tempfile.mkdtemp(prefix="cdi-podman-", dir="/tmp"))
-    root.chmod(0o755)
-    program = packages.runnable("podman", SUITE_1_6) / "usr/bin/podman"
-    conmon = packages.runnable("conmon", SUITE_1_6) / "usr/bin/conmon"
-    crun = containerd_module.crun_of(packages, SUITE_1_6)
-    (root / "usr/bin").mkdir(parents=True)
-    (root / "proc").symlink_to("/proc")
-    for name in ("home", "run", "root"):
-        (root / name).mkdir(mode=0o700)
-    for name in ("home", "run"):
-        os.chown(root / name, SOMEBODY, SOMEBODY)
-    script = root / "usr/bin/podman"
-    script.write_text(
-        "#!/bin/sh\n"
-        # Root's store is a folder of its own; somebody else's lies in their home.
-        f"store={root}/root\n"
-        '[ "$(id -u)" = 0 ] && set -- --root $store/s --runroot $store/r --tmpdir $store/t "$@"\n'
-        f"exec {program} --conmon {conmon} --runtime {crun} --cgroup-manager cgroupfs --storage-driver vfs "
-        '"$@"\n'
-    )
-    script.chmod(0o755)
-    yield root
-    host.unmount_below(root)
-    shutil.rmtree(root)
+    with tempfile.TemporaryDirectory(prefix="cdi-podman-", dir="/tmp") as name:
+        root = Path(name)
+        root.chmod(0o755)
+        program = packages.runnable("podman", SUITE_1_6) / "usr/bin/podman"
+        conmon = packages.runnable("conmon", SUITE_1_6) / "usr/bin/conmon"
+        crun = containerd_module.crun_of(packages, SUITE_1_6)
+        (root / "usr/bin").mkdir(parents=True)
+        (root / "proc").symlink_to("/proc")
+        for inner in ("home", "run", "root"):
+            (root / inner).mkdir(mode=0o700)
+        for inner in ("home", "run"):
+            os.chown(root / inner, SOMEBODY, SOMEBODY)
+        script = root / "usr/bin/podman"
+        script.write_text(
+            "#!/bin/sh\n"
+            # Root's store is a folder of its own; somebody else's lies in their home.
+            f"store={root}/root\n"
+            '[ "$(id -u)" = 0 ] && set -- --root $store/s --runroot $store/r --tmpdir $store/t "$@"\n'
+            f"exec {program} --conmon {conmon} --runtime {crun} --cgroup-manager cgroupfs "
+            '--storage-driver vfs "$@"\n'
+        )
+        script.chmod(0o755)
+        yield root
+        host.unmount_below(root)
 
 
 def check_podman(runtime: Runtime) -> None:

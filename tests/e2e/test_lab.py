@@ -153,7 +153,7 @@ def test_nothing_is_left_when_the_daemon_was_killed(packages: Packages) -> None:
     assert not any(path.exists() for path in sockets)
 
 
-def test_a_killed_owner_s_lab_is_removed_by_the_next(packages: Packages, tmp_path: Path) -> None:
+def test_a_killed_owner_s_lab_is_removed_by_the_next(packages: Packages) -> None:
     """Who is killed outright cannot clean up; the next lab on the machine does."""
     script = """
 import sys

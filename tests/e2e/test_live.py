@@ -10,6 +10,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from cdi_courier_oci_hook import hook, hooksd
 from cdi_courier_oci_hook.live import inject as live
 from cdi_courier_oci_hook.live import mounts, namespaces, syscalls
 from support import fake_crio, live_bundle
+from support.host import unmount_below
 from support.live_bundle import Bundle
 from support.packages import Packages
 from support.waiting import wait_for
@@ -104,10 +106,13 @@ class Host:
 
 
 @pytest.fixture
-def host(tmp_path: Path, packages: Packages) -> Host:
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)  # root of a user namespace has to get there
-    return Host(tmp_path, packages)
+def host(packages: Packages) -> Iterator[Host]:
+    # Not pytest's own folder: root of a user namespace has to get there.
+    with tempfile.TemporaryDirectory(prefix="cdi-live-") as name:
+        root = Path(name)
+        root.chmod(0o755)
+        yield Host(root, packages)
+        unmount_below(root)
 
 
 RUNTIMES = pytest.mark.parametrize("name", live_bundle.SUITES)

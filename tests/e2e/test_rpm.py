@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from support.box import Box
+from support.needs import PATH, need_program
 from support.packages import Packages
 
 pytestmark = pytest.mark.runtime
@@ -24,7 +25,6 @@ CORE = "cdi-courier"
 PACKAGES = {CORE, f"{CORE}-nri", f"{CORE}-oci-hook", f"{CORE}-cri-o"}
 UNITS = "/usr/lib/systemd/system"
 STATE = "var/lib/cdi-courier"
-PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def run(*argv: str | Path, home: Path | None = None, check: bool = True) -> str:
@@ -94,8 +94,7 @@ def test_what_a_script_is_made_of_is_not_a_macro() -> None:
 
 def test_rpmlint_finds_nothing(rpms: dict[str, Path], tmp_path: Path) -> None:
     """What it would find and is meant so is listed with its reason."""
-    if shutil.which("rpmlint", path=PATH) is None:
-        run("apt-get", "-qq", "-y", "install", "--no-install-recommends", "rpmlint")
+    need_program("rpmlint")
     # The spec uses macros that are Fedora's; rpmlint asks rpm, and rpm reads this file.
     shutil.copy(REPOSITORY / "packaging/rpm/macros.debian", tmp_path / ".rpmmacros")
     spec, reasons = (f"packaging/rpm/{name}" for name in ("cdi-courier.spec", "rpmlintrc"))

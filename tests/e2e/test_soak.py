@@ -7,10 +7,8 @@ The runtime is in Python; what it costs the daemon is what a real one would.
 from __future__ import annotations
 
 import contextlib
-import http.client
 import itertools
 import os
-import socket
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,6 +19,7 @@ import pytest
 from support.daemon import Daemon
 from support.nri_load import realistic_container, realistic_pod
 from support.nri_soak import NUMBER, SoakRuntime, template
+from support.unix_http import UnixConnection
 from support.waiting import wait_for
 
 KEY = "nvidia.cdi.k8s.io"
@@ -98,10 +97,7 @@ class Soaked(Daemon):
 
     def scrape(self) -> str:
         """What Prometheus would read."""
-        connection = http.client.HTTPConnection("localhost", timeout=20)
-        connection.sock = socket.socket(socket.AF_UNIX)
-        connection.sock.connect(str(self.metrics))
-        with contextlib.closing(connection):
+        with contextlib.closing(UnixConnection(self.metrics)) as connection:
             connection.request("GET", "/metrics")
             return connection.getresponse().read().decode()
 

@@ -185,14 +185,16 @@ class Box:
             # Its first child dies with it, and with that, pid 1 of its namespace, everything in there.
             self._process.kill()
         self._process.wait()
-        if self.pid:
-            wait_for(lambda: not host.lives(self.pid), _END, f"the box's pid 1, {self.pid}, to end")
-        host.end_processes(lambda: host.processes_in_cgroup(self.cgroup))
-        host.remove_cgroup(self.cgroup)
-        self._log.close()
-        Path(self._log.name).unlink(missing_ok=True)
-        shutil.rmtree(self._folder)
-        self._process = None
+        try:
+            if self.pid:
+                wait_for(lambda: not host.lives(self.pid), _END, f"the box's pid 1, {self.pid}, to end")
+        finally:
+            host.end_processes(lambda: host.processes_in_cgroup(self.cgroup))
+            host.remove_cgroup(self.cgroup)
+            self._log.close()
+            Path(self._log.name).unlink(missing_ok=True)
+            shutil.rmtree(self._folder)
+            self._process = None
 
     def run(
         self,

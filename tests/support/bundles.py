@@ -1,130 +1,62 @@
-"""runc and crun by hand: OCI bundles in a mount namespace with a cgroup layout of one's choice.
+"""runc and crun by hand: OCI bundles in namespaces with a cgroup layout of one's choice.
 
-A PID namespace ends everything that is left running. It must not know what stands before the runtime.
+It must not know what stands before the runtime.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from . import image
+from .containerd import crun_of, runc_of
+from .namespaces import Namespaces
 from .packages import Packages
-from .waiting import wait_for
 
-RUNTIMES = {
-    # name → the package, the suite that has this version
-    "runc-1.1": ("runc", "bookworm"),
-    "runc-1.3": ("runc", "sid"),
-    "crun-1.8": ("crun", "bookworm"),
-    "crun-1.28": ("crun", "sid"),
+Source = tuple[Callable[[Packages, str], Path], str]
+"""How the program of a low-level runtime is found, and the suite that has the version."""
+
+RUNTIMES: dict[str, Source] = {
+    "runc-1.1": (runc_of, "bookworm"),
+    "runc-1.3": (runc_of, "sid"),
+    "crun-1.8": (crun_of, "bookworm"),
+    "crun-1.28": (crun_of, "sid"),
 }
-
-_TIMEOUT = 60.0
-_STARTED = 10.0
-_APPLETS = ("sh", "env", "ls", "cat", "sleep", "mount", "mknod", "id")
+"""The low-level runtimes of the tests."""
 
 _LAYOUTS = {
     # crun 1.8 refuses the two side by side.
     "v1": "umount /sys/fs/cgroup/unified 2>/dev/null || :",
     "v2": "mount -t cgroup2 cdi-bundles /sys/fs/cgroup",
 }
-_SETUP = """\
-set -eu
-mount --make-rprivate /
-{layout}
-touch {root}/ready
-# As the first process it inherits orphans; the shell buries whatever ends while it waits, sleep would not.
-while :; do sleep 3600; done
-"""
 
 
 def find(packages: Packages, name: str) -> Path:
-    """The program of one of `RUNTIMES`."""
-    package, suite = RUNTIMES[name]
-    root = packages.runnable(package, suite)
-    return next(path for folder in ("sbin", "bin") if (path := root / "usr" / folder / package).exists())
+    """The program of one of `RUNTIMES`. Raises PackageError."""
+    program_of, suite = RUNTIMES[name]
+    return program_of(packages, suite)
 
 
-class BundleHost:
-    """The namespaces; a context manager.
-
-    root: a folder for whatever a test needs, the same inside and outside. layout: of cgroups, v1 or v2.
-    """
+class BundleHost(Namespaces):
+    """The namespaces, and what is in their folder. layout: of cgroups, v1 or v2."""
 
     def __init__(self, packages: Packages, layout: str) -> None:
-        self._busybox = packages.fetch("busybox-static", "bookworm") / "bin/busybox"
-        self._layout = _LAYOUTS[layout]
-        self.root = Path()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._pid = 0
+        super().__init__("cdi-bundles-", _LAYOUTS[layout])
+        self._busybox = image.busybox(packages)
 
-    def __enter__(self) -> BundleHost:
-        self.root = Path(tempfile.mkdtemp(prefix="cdi-bundles-"))
-        rootfs = self.root / "rootfs"
-        for name in ("bin", "dev", "proc", "sys", "tmp"):
-            (rootfs / name).mkdir(parents=True)
-        shutil.copy2(self._busybox, rootfs / "bin/busybox")
-        for applet in _APPLETS:
-            (rootfs / "bin" / applet).symlink_to("busybox")
-        with (self.root / "setup.log").open("wb") as log:
-            self._process = subprocess.Popen(
-                [
-                    *("unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c"),
-                    _SETUP.format(root=self.root, layout=self._layout),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-        process = self._process
-        wait_for(
-            lambda: (self.root / "ready").exists() or process.poll() is not None, _STARTED, "the namespaces"
-        )
-        if not (self.root / "ready").exists():
-            said = (self.root / "setup.log").read_text()
-            self.__exit__(None, None, None)
-            raise RuntimeError(f"the namespaces cannot be made: {said}")
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        self._pid = int(children[0])
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._process is not None:
-            self._process.kill()  # and with it, by --kill-child, the first process of the PID namespace
-            self._process.wait()
-            wait_for(lambda: not self._pid or not Path(f"/proc/{self._pid}").exists(), _STARTED, "its end")
-        shutil.rmtree(self.root)
+    def _prepare(self) -> None:
+        image.unpack(self._busybox, self.root / "rootfs")
 
     def run(
         self, *argv: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program there. env: all of its environment."""
-        return subprocess.run(
-            [
-                "nsenter",
-                f"--target={self._pid}",
-                "--mount",
-                "--pid",
-                f"--wdns={cwd or self.root}",
-                "--",
-                *argv,
-            ],
-            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"} if env is None else env,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT,
-            check=False,
-        )
+        """Run a program there. cwd: `root`, if not told. env: all of its environment."""
+        return self._enter(argv, cwd=cwd, env=env)
 
     def bundle(
         self, script: str | Sequence[str], annotations: Mapping[str, str], folder: Path | None = None
@@ -172,15 +104,11 @@ class BundleHost:
         assert done.returncode == 0, done.stderr
         return folder
 
-    def path(self, inside: Path) -> Path:
-        """A path of the namespaces, from outside."""
-        return Path(f"/proc/{self._pid}/root{inside}")
 
-
-def process_file(folder: Path, *args: str, env: Sequence[str] = ("PATH=/bin",)) -> Path:
+def process_file(folder: Path, *args: str) -> Path:
     """What an engine writes for an ``exec``: a process of its own making."""
     number, name = tempfile.mkstemp(dir=folder, prefix="process-")
-    document: dict[str, Any] = {"user": {"uid": 0, "gid": 0}, "args": args, "env": env, "cwd": "/"}
+    document: dict[str, Any] = {"user": {"uid": 0, "gid": 0}, "args": args, "env": ["PATH=/bin"], "cwd": "/"}
     with os.fdopen(number, "w") as file:
         json.dump(document, file)
     return Path(name)

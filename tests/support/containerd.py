@@ -53,12 +53,10 @@ class Binaries:
         return f"containerd {self.version[0]}.{self.version[1]}"
 
 
-def packaged(
-    packages: Packages, suite: str | Sequence[str] = SUITES_2, *, runc_suite: str | None = None
-) -> Binaries:
-    """containerd of a Debian suite, runc of the machine's own or another. Raises PackageError."""
+def packaged(packages: Packages, suite: str | Sequence[str] = SUITES_2) -> Binaries:
+    """containerd of a Debian suite, runc of the machine's own. Raises PackageError."""
     root = packages.runnable("containerd", suite)
-    runc = runc_of(packages, runc_suite or machine_suite())
+    runc = runc_of(packages, machine_suite())
     folder = root / "usr/bin"
     containerd = folder / "containerd"
     return Binaries(containerd, folder / "ctr", folder, runc, _version(containerd))
@@ -112,7 +110,6 @@ class Containerd:
     nri: bool = True
     cdi: bool = True
     handlers: Mapping[str, Handler] = field(default_factory=dict)
-    log_level: str = "info"
     extra_config: str = ""
 
     def __post_init__(self) -> None:
@@ -273,7 +270,7 @@ disabled_plugins = [
 address = {_toml(self.socket)}
 
 [debug]
-level = {_toml(self.log_level)}
+level = "info"
 
 [plugins."io.containerd.internal.v1.opt"]
 path = {_toml(root / "opt")}

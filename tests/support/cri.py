@@ -24,6 +24,7 @@ USERNS_ROOT = 1 << 20  # root's number on the host, for pods in a user namespace
 CREATED, RUNNING, EXITED, UNKNOWN = range(4)  # ContainerState
 
 _TIMEOUT = 60.0  # seconds a call may take; a pod takes under one
+_EXEC = 30  # seconds a command in a container may take
 
 MESSAGES = message_classes(
     "runtime.v1",
@@ -205,9 +206,9 @@ class CriClient:
 
     # The runtime
 
-    def version(self, *, timeout: float = _TIMEOUT) -> Any:
+    def version(self) -> Any:
         """VersionResponse: ``runtime_name``, ``runtime_version``, ``runtime_api_version``."""
-        return self.call("Version", MESSAGES["VersionRequest"](), timeout=timeout)
+        return self.call("Version", MESSAGES["VersionRequest"]())
 
     def status(self, *, verbose: bool = False, timeout: float = _TIMEOUT) -> Any:
         """StatusResponse: ``status.conditions`` and, when verbose, ``info`` (texts of JSON)."""
@@ -225,8 +226,6 @@ class CriClient:
         namespace: str = "default",
         *,
         annotations: Mapping[str, str] | None = None,
-        labels: Mapping[str, str] | None = None,
-        uid: str | None = None,
         handler: str = "",
         host_network: bool = True,
         host_users: bool = True,
@@ -239,7 +238,7 @@ class CriClient:
         and implies a network of its own, as the host's belongs to the host's root. privileged: its containers
         may be so. Raises CriError.
         """
-        uid = uid or str(uuid.uuid4())
+        uid = str(uuid.uuid4())
         host_network = host_network and host_users
         namespaces: dict[str, Any] = {"network": _NODE if host_network else _POD, "pid": _CONTAINER}
         if not host_users:
@@ -253,7 +252,6 @@ class CriClient:
                 "io.kubernetes.pod.name": name,
                 "io.kubernetes.pod.namespace": namespace,
                 "io.kubernetes.pod.uid": uid,
-                **(labels or {}),
             },
             annotations=annotations or {},
             linux={
@@ -264,9 +262,9 @@ class CriClient:
         request = MESSAGES["RunPodSandboxRequest"](config=config, runtime_handler=handler)
         return Pod(self.call("RunPodSandbox", request).pod_sandbox_id, config)
 
-    def pod_status(self, pod: Pod | str, *, verbose: bool = False) -> Any:
+    def pod_status(self, pod: Pod | str) -> Any:
         """PodSandboxStatusResponse."""
-        request = MESSAGES["PodSandboxStatusRequest"](pod_sandbox_id=_id(pod), verbose=verbose)
+        request = MESSAGES["PodSandboxStatusRequest"](pod_sandbox_id=_id(pod))
         return self.call("PodSandboxStatus", request)
 
     def stop_pod(self, pod: Pod | str, *, timeout: float = _TIMEOUT) -> None:
@@ -356,10 +354,10 @@ class CriClient:
         self.start(container)
         return container
 
-    def exec_sync(self, container: str, argv: Sequence[str], *, timeout: int = 30) -> ExecResult:
-        """Run a command in a container. timeout: seconds. A failing command is no error, an absent one is."""
-        request = MESSAGES["ExecSyncRequest"](container_id=container, cmd=argv, timeout=timeout)
-        response = self.call("ExecSync", request, timeout=timeout + 10)
+    def exec_sync(self, container: str, argv: Sequence[str]) -> ExecResult:
+        """Run a command in a container. A failing command is no error, an absent one is."""
+        request = MESSAGES["ExecSyncRequest"](container_id=container, cmd=argv, timeout=_EXEC)
+        response = self.call("ExecSync", request, timeout=_EXEC + 10)
         return ExecResult(
             response.exit_code,
             response.stdout.decode(errors="replace"),
@@ -384,9 +382,9 @@ class CriClient:
             request.filter.pod_sandbox_id = _id(pod)
         return list(self.call("ListContainers", request).containers)
 
-    def stop_container(self, container: str, *, grace: int = 0) -> None:
-        """grace: seconds until it is killed. The image's ``sleep`` as first process ignores SIGTERM."""
-        self.call("StopContainer", MESSAGES["StopContainerRequest"](container_id=container, timeout=grace))
+    def stop_container(self, container: str) -> None:
+        """Kill it at once: the image's ``sleep`` as first process ignores SIGTERM."""
+        self.call("StopContainer", MESSAGES["StopContainerRequest"](container_id=container))
 
     def remove_container(self, container: str) -> None:
         """Stop and remove; one that is gone already is no error."""

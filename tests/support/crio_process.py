@@ -31,6 +31,7 @@ if __name__ == "__main__":  # as a program it has no package
 from support import fake_crio
 from support.cri import MESSAGES
 from support.fake_crio import Refusal
+from support.host import lives
 from support.nri_runtime import Habits, NriRuntime
 from support.waiting import wait_for
 
@@ -146,15 +147,9 @@ def stop(root: Path) -> None:
     except (OSError, ValueError):
         return
 
-    def gone() -> bool:
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, os.WNOHANG)
-        try:
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-        except OSError:
-            return True
-
-    wait_for(gone, _START, "the end of the fake CRI-O")
+    wait_for(lambda: not lives(pid), _START, "the end of the fake CRI-O")
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
     (root / "pid").unlink()
 
 

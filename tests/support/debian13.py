@@ -13,7 +13,7 @@ from typing import Any
 
 from . import debs, image
 from .cri import CriClient, Pod
-from .packages import Packages, machine_suite
+from .packages import Packages
 from .scenario import ALL, DOMAIN, GRANTED_NAMESPACE, OPEN_FUSE, OPEN_KMSG, spec
 from .vm import VM
 from .waiting import wait_for
@@ -106,7 +106,7 @@ class Served:
 
 def machine(packages: Packages, root: Path, debian_packages: Path) -> VM:
     """The machine, not yet started: its archive offers the packages, nothing of them is there, NRI is off."""
-    busybox = packages.fetch("busybox-static", machine_suite()) / "bin/busybox"
+    busybox = image.busybox(packages)
 
     def prepare(root: Path) -> None:
         debs.offer(root, debian_packages)

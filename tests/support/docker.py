@@ -6,30 +6,30 @@ It must not know what is tested with it.
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from . import containerd, host, image
 from .containerd import RuntimeFailure
-from .packages import Packages, machine_suite
+from .packages import Packages
+from .unix_http import UnixConnection
 from .waiting import WaitTimeoutError, wait_for
 
 SUITE = "trixie"
 
 _START = 30.0  # seconds; a start takes two
 _STOP = 20.0
+_ANSWER = 60.0
 _IMAGE = "cdi-lab"
 _API = "/v1.43"  # the first with annotations
 _LOG_LINES = 25
+_PREFIX = "cdi-docker-"
 
 
 class DockerError(Exception):
@@ -48,12 +48,13 @@ class Docker:
     def __init__(self, packages: Packages) -> None:
         self._dockerd = packages.runnable("docker.io", SUITE) / "usr/sbin/dockerd"
         self._binaries = containerd.packaged(packages, containerd.SUITES_1_7)
-        self._busybox = packages.fetch("busybox-static", machine_suite()) / "bin/busybox"
-        self.root = Path(tempfile.mkdtemp(prefix="cdi-docker-"))
+        self._busybox = image.busybox(packages)
+        for left in host.orphans(_PREFIX):
+            _remove(left)
+        self.root = host.new_folder(_PREFIX)
         self.socket = self.root / "docker.sock"
         self.config = self.root / "etc/daemon.json"
         self.log_file = self.root / "docker.log"
-        self._cgroup = f"/{self.root.name}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Docker:
@@ -86,7 +87,7 @@ class Docker:
             *("--exec-root", self.root / "exec"),
             *("--pidfile", self.root / "pid"),
             *("--host", f"unix://{self.socket}"),
-            *("--cgroup-parent", self._cgroup),
+            *("--cgroup-parent", _cgroup(self.root)),
             *("--bridge", "none"),
             *("--shutdown-timeout", "1"),
             # The machine's own rules stay as they are, and no overlay is put on one.
@@ -138,10 +139,7 @@ class Docker:
         """End and remove everything."""
         with contextlib.suppress(RuntimeFailure):
             self.stop()
-        host.end_processes(lambda: {*host.processes_of(self.root), *host.processes_in_cgroup(self._cgroup)})
-        host.unmount_below(self.root)
-        host.remove_cgroup(self._cgroup)
-        shutil.rmtree(self.root, ignore_errors=True)
+        _remove(self.root)
 
     # Containers
 
@@ -180,8 +178,7 @@ class Docker:
         return self._call(method, path, b"" if body is None else json.dumps(body).encode())
 
     def _call(self, method: str, path: str, body: bytes, kind: str = "application/json") -> bytes:
-        connection = _Connection(str(self.socket))
-        with contextlib.closing(connection):
+        with contextlib.closing(UnixConnection(self.socket, _ANSWER)) as connection:
             connection.request(method, _API + path, body, {"Content-Type": kind})
             response = connection.getresponse()
             data = response.read()
@@ -203,14 +200,13 @@ class Docker:
         return RuntimeFailure("\n".join([text, f"the last lines of {self.log_file}:", *lines]))
 
 
-class _Connection(http.client.HTTPConnection):
-    """One over a socket file."""
+def _cgroup(root: Path) -> str:
+    return f"/{root.name}"
 
-    def __init__(self, path: str) -> None:
-        super().__init__("docker", timeout=60)
-        self._path = path
 
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
+def _remove(root: Path) -> None:
+    cgroup = _cgroup(root)
+    host.end_processes(lambda: {*host.processes_of(root), *host.processes_in_cgroup(cgroup)})
+    host.unmount_below(root)
+    host.remove_cgroup(cgroup)
+    shutil.rmtree(root, ignore_errors=True)

@@ -9,10 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import shutil
 import socket
-import tempfile
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -84,12 +83,11 @@ class FakeRuntime:
 
     def __enter__(self) -> FakeRuntime:
         with contextlib.ExitStack() as ends:
-            folder = tempfile.mkdtemp(prefix="fake-", dir="/tmp")
-            ends.callback(shutil.rmtree, folder)
-            self._inner = f"{folder}/inner.sock"
+            # An abstract name: no file stays behind, however the process ends.
+            self._inner = f"cdi-fake-{uuid.uuid4()}"
             pool = ends.enter_context(ThreadPoolExecutor(4))
             server = grpc.server(pool, handlers=[_Handler(self.grpc_answers, self.asked)])
-            server.add_insecure_port(f"unix:{self._inner}")
+            server.add_insecure_port(f"unix-abstract:{self._inner}")
             server.start()
             ends.callback(lambda: server.stop(None).wait())
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -131,7 +129,7 @@ class FakeRuntime:
 
     def _splice(self, connection: socket.socket, begin: bytes) -> None:
         with socket.socket(socket.AF_UNIX) as inner:
-            inner.connect(self._inner)
+            inner.connect(f"\0{self._inner}")
             inner.sendall(begin)
             back = threading.Thread(target=_copy, args=(inner, connection), daemon=True)
             back.start()

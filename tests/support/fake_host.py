@@ -78,10 +78,9 @@ class FakeHost:
         finally:
             os.close(folder)
 
-    def gpus(self, count: int = 1) -> None:
-        """The nodes of a host with so many GPUs, as the driver makes them by default."""
-        for minor in range(count):
-            self.node(f"/dev/nvidia{minor}", GPU_MAJOR, minor)
+    def gpu(self) -> None:
+        """The nodes of a host with one GPU, as the driver makes them by default."""
+        self.node("/dev/nvidia0", GPU_MAJOR, 0)
         self.node("/dev/nvidiactl", GPU_MAJOR, 255)
         self.node("/dev/nvidia-uvm", UVM_MAJOR, 0)
         self.node("/dev/nvidia-uvm-tools", UVM_MAJOR, 1)

@@ -12,11 +12,13 @@ import os
 import re
 import signal
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from .waiting import WaitTimeoutError, wait_for
 
+OWNER = "owner"  # the file in a folder that names its process
 MARK = "CDI_LAB_ROOT"  # the environment variable that marks a lab's processes; children inherit it
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -37,8 +39,7 @@ def processes_of(folder: Path) -> list[int]:
         values = [word.removeprefix(mark) for word in _environment(pid) if word.startswith(mark)]
         return any(_lies_in(value, needle) for value in values)
 
-    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    return [pid for pid in pids if pid != os.getpid() and marked(pid)]
+    return [pid for pid in _pids() if pid != os.getpid() and marked(pid)]
 
 
 def processes_in_cgroup(name: str) -> list[int]:
@@ -120,11 +121,7 @@ def mount_tmpfs(folder: Path) -> None:
 
 def start_time(pid: int) -> str:
     """When the process began, in ticks: with the PID it names one process for ever. Empty when gone."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return ""
-    return stat.rpartition(")")[2].split()[19]
+    return "".join(_stat(pid)[19:20])
 
 
 def owner(pid: int) -> str:
@@ -138,13 +135,52 @@ def is_orphaned(note: str) -> bool:
     return pid.isdigit() and note != owner(int(pid))
 
 
+def new_folder(prefix: str) -> Path:
+    """A folder below the system's temporary one that names this process as its owner, for `orphans`."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    sign(folder)
+    return folder
+
+
+def sign(folder: Path) -> None:
+    """Make this process the folder's owner."""
+    (folder / OWNER).write_text(owner(os.getpid()))
+
+
+def orphans(prefix: str) -> list[Path]:
+    """Folders with that prefix whose owner was killed before it could remove them."""
+    found = []
+    for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):
+            if folder.stat().st_uid == os.geteuid() and is_orphaned((folder / OWNER).read_text()):
+                found.append(folder)
+    return found
+
+
 def lives(pid: int) -> bool:
     """Whether a process runs; one that has ended and is not yet waited for does not."""
+    return _runs(_stat(pid))
+
+
+def lives_in_group(group: int) -> bool:
+    """Whether a process of a process group runs, in the sense of `lives`."""
+    return any(stat[2] == str(group) for stat in map(_stat, _pids()) if _runs(stat))
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _stat(pid: int) -> list[str]:
+    """What stands in a process's stat file from the state on: state, parent, group…; empty when gone."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
+        return []
+
+
+def _runs(stat: list[str]) -> bool:
+    return stat[:1] not in ([], ["Z"], ["X"])
 
 
 def _cgroup_folders(name: str) -> list[Path]:

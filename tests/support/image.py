@@ -1,6 +1,7 @@
-"""A container image made of one static busybox: every test container's, and the pause container's too.
+"""The file system of every test's containers, one static busybox, as a folder and as an image.
 
-An OCI layout in a tar file, the same bytes for the same busybox. It must not know who imports it.
+The image, which is the pause containers' too, is an OCI layout in a tar file, the same bytes for the same
+busybox. It must not know who imports it.
 """
 
 from __future__ import annotations
@@ -8,9 +9,12 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import subprocess
 import tarfile
 from pathlib import Path
+
+from .packages import Packages, machine_suite
 
 NAME = "localhost/cdi-courier/busybox:lab"
 FOREVER = ("sleep", "2147483647")  # the default command: as pause container it must outlive everything
@@ -24,6 +28,11 @@ _FILES = {
     "etc/group": "root:x:0:\nnogroup:x:65534:\n",
     "etc/passwd": "root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n",
 }
+
+
+def busybox(packages: Packages) -> Path:
+    """The static busybox that the others here take. Raises PackageError."""
+    return packages.fetch("busybox-static", machine_suite()) / "bin/busybox"
 
 
 def build(busybox: Path, target: Path, name: str = NAME) -> Path:
@@ -72,6 +81,13 @@ def root_file_system(busybox: Path) -> bytes:
     return _layer(busybox)
 
 
+def unpack(busybox: Path, folder: Path) -> Path:
+    """The image's files in a folder, which is made and returned."""
+    folder.mkdir(parents=True)
+    subprocess.run(["tar", "-x", "-C", folder], input=_layer(busybox), check=True)
+    return folder
+
+
 def _layer(busybox: Path) -> bytes:
     applets = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split()
     buffer = io.BytesIO()
@@ -110,7 +126,5 @@ def _json(value: object) -> bytes:
 
 
 def _architecture() -> str:
-    import os
-
     machine = os.uname().machine
     return _ARCHITECTURES.get(machine, machine)

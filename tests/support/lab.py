@@ -30,7 +30,6 @@ __all__ = ["Courier", "CourierFailure", "Lab", "LeftoverError", "reap_stale", "u
 NEWER = "newer"  # the handler whose runc can map the owners of mounts, where a lab has one
 
 _PREFIX = "cdi-lab-"
-_OWNER = "owner"
 _CONTAINERD = "c"  # short: below it lie sockets
 _POD_TIMEOUT = 10.0  # seconds for each pod's orderly end; afterwards the disorderly one takes everything
 
@@ -98,7 +97,7 @@ class Lab:
         self._must_be_closed()
         reap_stale()
         binaries = self._binaries or containerd_module.packaged(self._packages, self._suite)
-        busybox = self._packages.fetch("busybox-static", machine_suite()) / "bin/busybox"
+        busybox = image.busybox(self._packages)
         self.root = Path(tempfile.mkdtemp(prefix=_PREFIX))
         self._open = True
         # Root of a user namespace is nobody special here, and its containers lie below.
@@ -108,7 +107,7 @@ class Lab:
         if host.file_system(self.root) == "overlayfs":
             # Inside a container: containerd's overlays cannot lie on another one.
             host.mount_tmpfs(self.root)
-        (self.root / _OWNER).write_text(host.owner(os.getpid()))
+        host.sign(self.root)
         self.cdi_dirs = [self.root / "cdi/etc", self.root / "cdi/run"]
         self.state_dir = self.root / "courier"
         for folder in (*self.cdi_dirs, self.state_dir, self.root / "logs"):
@@ -254,13 +253,9 @@ def unsuitable() -> str:
 
 def reap_stale() -> list[Path]:
     """Remove what labs left whose process was killed before it could clean up; returns their folders."""
-    reaped = []
-    for root in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            note = (root / _OWNER).read_text()
-            if root.stat().st_uid == os.geteuid() and host.is_orphaned(note):
-                _remove(root, f"/{root.name}")
-                reaped.append(root)
+    reaped = host.orphans(_PREFIX)
+    for root in reaped:
+        _remove(root, f"/{root.name}")
     return reaped
 
 
@@ -279,7 +274,7 @@ def _remove(root: Path, cgroup: str) -> None:
     # The owner's file goes last: should this be interrupted, the next lab finds it and goes on.
     with contextlib.suppress(FileNotFoundError):
         for path in root.iterdir():
-            if path.name != _OWNER:
+            if path.name != host.OWNER:
                 _delete(path)
     shutil.rmtree(root, ignore_errors=True)
 

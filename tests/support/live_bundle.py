@@ -17,16 +17,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from . import bundles
-from .containerd import crun_of, runc_of
+from . import bundles, image
+from .containerd import runc_of
 from .packages import Packages
 
-APPLETS = ("sh", "sleep", "cat", "ls", "stat", "mount", "grep", "test", "id", "readlink", "env", "mknod")
 NAMESPACES = ("pid", "ipc", "uts", "mount")
 TIMEOUT = 60.0
 
 SUITES = bundles.RUNTIMES
-"""Name of a runtime → package and Debian suite."""
 
 # crun refuses a machine that has both versions of cgroups. Bookworm's, on the second alone, sets a limit that
 # takes a capability which not every machine gives.
@@ -50,20 +48,16 @@ class Runtime:
 
 def runtime(packages: Packages, name: str) -> Runtime:
     """One of `SUITES`. Raises PackageError."""
-    kind, suite = SUITES[name]
-    if kind == "runc":
-        return Runtime(name, runc_of(packages, suite))
-    return Runtime(name, crun_of(packages, suite), _V1 if name == "crun-1.8" else _V2)
+    program_of, suite = bundles.RUNTIMES[name]
+    layout = "" if program_of is runc_of else _V1 if name == "crun-1.8" else _V2
+    return Runtime(name, program_of(packages, suite), layout)
 
 
 def make_rootfs(folder: Path, packages: Packages) -> Path:
-    """A root file system with busybox and a few folders."""
-    busybox = packages.fetch("busybox-static", "bookworm") / "bin/busybox"
-    (folder / "bin").mkdir(parents=True)
-    shutil.copy2(busybox, folder / "bin/busybox")
-    for applet in APPLETS:
-        (folder / "bin" / applet).symlink_to("busybox")
-    for name in ("dev", "proc", "sys", "etc", "opt", "tmp"):
+    """A root file system with busybox and a few empty folders."""
+    image.unpack(image.busybox(packages), folder)
+    shutil.rmtree(folder / "etc")
+    for name in ("etc", "opt"):
         (folder / name).mkdir()
     return folder
 

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 
 import pytest
+
+PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+"""Of the distribution's own programs, not a version manager's or a virtual environment's."""
+
+_APT = 300.0
 
 
 def need(reason: str) -> None:
@@ -13,3 +20,14 @@ def need(reason: str) -> None:
         pytest.fail(f"CI must run these tests: {reason}")
     if reason:
         pytest.skip(reason)
+
+
+def need_program(name: str) -> None:
+    """Have apt install the package of that name, unless its program is there. Raises CalledProcessError."""
+    if shutil.which(name, path=PATH):
+        return
+    # An index that has grown old names versions which the archive no longer has.
+    for words in (["update"], ["install", "-y", "--no-install-recommends", name]):
+        argv = ["apt-get", "-qq", *words]
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        subprocess.run(argv, env=environment, check=True, timeout=_APT, stdout=subprocess.DEVNULL)

@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 from cdi_courier.descriptors import message_classes
 
+from .waiting import wait_for
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
@@ -39,6 +41,7 @@ PATIENCE = 10.0
 """Seconds after which a test that waits for an answer fails; no runtime's deadline."""
 
 CREATE_CONTAINER_BIT = 0x0008
+_LAUNCH_INDEX = "10"
 
 M = message_classes(
     "fake.runtime",
@@ -752,7 +755,7 @@ class NriRuntime:
             peer.drop()
             peer.join()
 
-    def launch(self, argv: list[str], *, index: str = "10", name: str = "plugin", config: str = "") -> Peer:
+    def launch(self, argv: list[str], *, name: str = "plugin", config: str = "") -> Peer:
         """Start a plugin as the runtime does with what lies in its plugin directory, and shake hands.
 
         It gets one end of a socket pair as descriptor 3, an environment of exactly three variables, and
@@ -765,8 +768,8 @@ class NriRuntime:
                 argv[0],
                 argv,
                 {
-                    "NRI_PLUGIN_NAME": self.habits.launched_name(index, name),
-                    "NRI_PLUGIN_IDX": index,
+                    "NRI_PLUGIN_NAME": self.habits.launched_name(_LAUNCH_INDEX, name),
+                    "NRI_PLUGIN_IDX": _LAUNCH_INDEX,
                     "NRI_PLUGIN_SOCKET": "3",
                 },
                 file_actions=[
@@ -778,7 +781,7 @@ class NriRuntime:
         peer = Peer(ours, self.habits, pid)
         self.peers.append(peer)
         try:
-            self._handshake(peer, self._next_fault(), launched=(name, index), config=config)
+            self._handshake(peer, self._next_fault(), launched=(name, _LAUNCH_INDEX), config=config)
         except ConnectionLost:
             peer.drop()
             raise
@@ -820,17 +823,17 @@ class NriRuntime:
         """The plugins in the runtime's list, by the order in which they came."""
         return [peer for peer in self.peers if peer.active]
 
-    def plugin(self, number: int = 1, timeout: float = PATIENCE) -> Peer:
+    def plugin(self, number: int = 1) -> Peer:
         """The n-th plugin connection that finished its handshake; waits for it."""
         with self._changed:
-            ok = self._changed.wait_for(lambda: len(self._ready()) >= number, timeout)
-        assert ok, f"no plugin within {timeout} s; {self.errors}"
+            ok = self._changed.wait_for(lambda: len(self._ready()) >= number, PATIENCE)
+        assert ok, f"no plugin within {PATIENCE} s; {self.errors}"
         return self._ready()[number - 1]
 
-    def wait_accepted(self, number: int, timeout: float = PATIENCE) -> None:
+    def wait_accepted(self, number: int) -> None:
         """Wait until so many connections have been accepted."""
         with self._changed:
-            assert self._changed.wait_for(lambda: self.accepted >= number, timeout), self.accepted
+            assert self._changed.wait_for(lambda: self.accepted >= number, PATIENCE), self.accepted
 
     def _ready(self) -> list[Peer]:
         return [peer for peer in self.peers if peer.ready.is_set()]
@@ -962,10 +965,6 @@ def _claims(adjust: Any) -> list[str]:
     ]
 
 
-def wait_until(condition: Callable[[], object], what: str, timeout: float = PATIENCE) -> None:
-    """Wait for a condition with a deadline. Raises AssertionError naming `what`."""
-    end = time.monotonic() + timeout
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < end, f"not within {timeout} s: {what}"
-        pause.wait(0.002)
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    """Wait for a condition, looking often. Raises WaitTimeoutError naming `what`."""
+    wait_for(condition, PATIENCE, what, pause=0.002)

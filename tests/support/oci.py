@@ -12,37 +12,27 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import cdi_courier
 import cdi_courier_oci_hook
 
-from . import bundles
+from . import bundles, image
 from .box import Box
-from .containerd import crun_of, runc_of
+from .namespaces import Namespaces
 from .packages import Packages
-from .waiting import wait_for
 
-Find = Callable[[Packages, str], Path]
-
-_FIND: dict[str, Find] = {"runc": runc_of, "crun": crun_of}
-RUNTIMES: dict[str, tuple[Find, str]] = {
-    name.replace("-", " "): (_FIND[package], suite) for name, (package, suite) in bundles.RUNTIMES.items()
-}
-"""What is run, and how its program is found."""
+RUNTIMES = {name.replace("-", " "): entry for name, entry in bundles.RUNTIMES.items()}
+"""`bundles.RUNTIMES`, by names for people."""
 
 LAYOUTS = ("v1", "v2", "hybrid")
 
-_TIMEOUT = 30.0
 _SOURCES = [str(Path(str(module.__file__)).parents[1]) for module in (cdi_courier, cdi_courier_oci_hook)]
 _INTERPRETER = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 
 _SETUP = """\
-set -eu
-mount --make-rprivate /
 case {layout} in
 v2) mount -t cgroup2 cgroup2 /sys/fs/cgroup ;;
 *)
@@ -59,56 +49,29 @@ v2) mount -t cgroup2 cgroup2 /sys/fs/cgroup ;;
         mount -t cgroup2 cgroup2 /sys/fs/cgroup/unified
     fi ;;
 esac
-touch {root}/ready
-exec sleep 3600
 """
 
 
-class OciHost:
-    """A mount namespace with one of `LAYOUTS`; a context manager. root: a folder for what a test needs."""
+class OciHost(Namespaces):
+    """A mount namespace with one of `LAYOUTS`."""
 
     def __init__(self, packages: Packages, layout: str) -> None:
+        super().__init__("cdi-oci-", _SETUP.format(layout=layout), pids=False)
         self.layout = layout
         self.cgroup = f"/cdi-courier-{os.getpid()}-{layout}"
         """The cgroup that is above those of the containers."""
         self._packages = packages
-        self._busybox = packages.fetch("busybox-static", "bookworm") / "bin/busybox"
+        self._busybox = image.busybox(packages)
         self._count = 0
-
-    def __enter__(self) -> OciHost:
-        self.root = Path(tempfile.mkdtemp(prefix="cdi-oci-"))
-        setup = _SETUP.format(layout=self.layout, root=self.root)
-        with (self.root / "setup.log").open("wb") as log:
-            self._process = subprocess.Popen(
-                ["unshare", "--mount", "sh", "-c", setup], stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
-        ready = self.root / "ready"
-        wait_for(lambda: ready.exists() or self._process.poll() is not None, 10, "the namespace")
-        if not ready.exists():
-            said = (self.root / "setup.log").read_text()
-            self.__exit__()
-            raise RuntimeError(f"the host cannot be made: {said}")
-        return self
 
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(RuntimeError):
             self.shell(f"find /sys/fs/cgroup -depth -type d -path '*{self.cgroup}*' -exec rmdir {{}} \\;")
-        self._process.kill()
-        self._process.wait()
-        shutil.rmtree(self.root)
+        super().__exit__()
 
     def run(self, *argv: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run a program in the namespace."""
-        done = subprocess.run(
-            ["nsenter", f"--mount=/proc/{self._process.pid}/ns/mnt", "--", *map(str, argv)],
-            cwd="/",
-            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT,
-            check=False,
-        )
+        """Run a program in the namespace. Raises RuntimeError where it fails and check is set."""
+        done = self._enter(argv)
         if check and done.returncode:
             raise RuntimeError(f"{argv}: {done.stdout}{done.stderr}")
         return done
@@ -135,10 +98,10 @@ class OciHost:
         self, runtime: str, *, cgroups_path: str | None = None, devices: Sequence[dict[str, Any]] = ()
     ) -> Iterator[Container]:
         """A container that is created and not started. devices: more of ``linux.resources.devices``."""
-        find, suite = RUNTIMES[runtime]
+        program_of, suite = RUNTIMES[runtime]
         self._count += 1
         name = f"c{self._count}"
-        program = [find(self._packages, suite)]
+        program = [program_of(self._packages, suite)]
         made = Container(self, program, self.root / name, cgroups_path or f"{self.cgroup}/{name}")
         with _created(made, self._busybox, devices, {}):
             yield made
@@ -147,14 +110,14 @@ class OciHost:
 class BoxHost:
     """A box that has Python, with the product and runtimes put in; systemd makes the containers' cgroups.
 
-    runtimes: as `RUNTIMES`.
+    runtimes: some of `RUNTIMES`, or more in their manner.
     """
 
-    def __init__(self, box: Box, packages: Packages, runtimes: dict[str, tuple[Find, str]]) -> None:
+    def __init__(self, box: Box, packages: Packages, runtimes: Mapping[str, bundles.Source]) -> None:
         self.root = Path("/var/containers")
         self._box = box
-        self._busybox = packages.fetch("busybox-static", "bookworm") / "bin/busybox"
-        self._programs = {name: find(packages, suite) for name, (find, suite) in runtimes.items()}
+        self._busybox = image.busybox(packages)
+        self._programs = {name: program_of(packages, suite) for name, (program_of, suite) in runtimes.items()}
         self._count = 0
 
         self.outside(self.root).mkdir()
@@ -226,11 +189,7 @@ class Container:
     def create(self, busybox: Path, devices: Sequence[dict[str, Any]], hooks: dict[str, Any]) -> None:
         """Write the bundle and have it created."""
         bundle = self.host.outside(self._bundle)
-        programs = bundle / "rootfs/bin"
-        programs.mkdir(parents=True)
-        shutil.copy2(busybox, programs / "busybox")
-        for applet in ("sh", "sleep", "mknod", "cat"):
-            (programs / applet).symlink_to("busybox")
+        image.unpack(busybox, bundle / "rootfs")
         (bundle / "config.json").write_text(
             json.dumps(_config(self.cgroups_path, devices) | {"hooks": hooks})
         )

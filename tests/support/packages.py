@@ -307,9 +307,10 @@ def debian_sources() -> list[Source]:
     return sorted(sources, key=lambda source: "debian-archive" not in source.signed_by)
 
 
-def configured_sources(etc: Path = Path("/etc/apt")) -> list[Source]:
+def configured_sources() -> list[Source]:
     """What the machine's apt has as binary archives, both ways of writing them, disabled ones left out."""
     sources: list[Source] = []
+    etc = Path("/etc/apt")
     folder = etc / "sources.list.d"
     for path in [etc / "sources.list", *sorted(folder.glob("*.list")), *sorted(folder.glob("*.sources"))]:
         if path.is_file():

@@ -1,23 +1,20 @@
 """A host of its own for one of Debian's Podmans: configuration, programs and processes are private.
 
-A mount namespace has the machine's files, with what is written to its folders elsewhere, and a
-PID namespace ends everything that Podman leaves running. It must not know what is configured there.
+It has the machine's files, with what is written to its folders elsewhere. It must not know what is configured
+there.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from types import TracebackType
 
 from . import image
+from .containerd import runc_of
+from .namespaces import Namespaces
 from .packages import Packages
-from .waiting import wait_for
 
 SUITES = {"4.3": "bookworm", "5": "trixie"}
 """Podman's version → Debian's suite that has it."""
@@ -25,59 +22,45 @@ SUITES = {"4.3": "bookworm", "5": "trixie"}
 USER = 4242
 """A user that the machine does not have; ``/etc/passwd`` of the host has it."""
 
-_TIMEOUT = 60.0
-_STARTED = 10.0
-_APPLETS = ("sh", "env", "ls", "cat", "sleep", "mount", "mknod", "id")
-
 _SETUP = """\
-set -eu
-mount --make-rprivate /
-mount -t tmpfs -o mode=0755 cdi-podman {root}/own
+mount -t tmpfs -o mode=0755 cdi-podman $ROOT/own
 for name in etc usr/local var/lib; do
-    mkdir -p {root}/own/$name/upper {root}/own/$name/work
-    mount -t overlay -o lowerdir=/$name,upperdir={root}/own/$name/upper,workdir={root}/own/$name/work \\
+    mkdir -p $ROOT/own/$name/upper $ROOT/own/$name/work
+    mount -t overlay -o lowerdir=/$name,upperdir=$ROOT/own/$name/upper,workdir=$ROOT/own/$name/work \\
         overlay /$name
 done
 mkdir -p /run/user
 mount -t tmpfs -o mode=0755 cdi-podman /run/user
-mkdir -m 0700 /run/user/{user} {root}/own/home
-chown {user}:{user} /run/user/{user} {root}/own/home
-echo 'guest:x:{user}:{user}::{root}/own/home:/bin/sh' >> /etc/passwd
-mv {root}/podman /usr/local/sbin/podman
+mkdir -m 0700 /run/user/{user} $ROOT/own/home
+chown {user}:{user} /run/user/{user} $ROOT/own/home
+echo 'guest:x:{user}:{user}::$ROOT/own/home:/bin/sh' >> /etc/passwd
+mv $ROOT/podman /usr/local/sbin/podman
 # By name: conmon has Podman clean up after a container, and does not tell it where conmon is.
 ln -s {conmon} /usr/local/sbin/conmon
 mkdir -p /usr/local/lib/podman /etc/containers
 ln -s {netavark} /usr/local/lib/podman/netavark
 # A shared root is what systemd makes of it.
 mount --make-rshared /
-touch {root}/ready
-# As the first process it inherits orphans; the shell buries whatever ends while it waits, sleep would not.
-while :; do sleep 3600; done
 """
 
 # What this machine needs: no systemd, and no CAP_SYS_RESOURCE to raise limits with.
 _RUN = ("--rm", "--network=host", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024")
 
 
-class PodmanHost:
-    """The host; a context manager. root: a folder for whatever a test needs, the same inside and outside."""
+class PodmanHost(Namespaces):
+    """The host."""
 
     def __init__(self, packages: Packages, suite: str) -> None:
-        self._podman = packages.runnable("podman", suite) / "usr/bin/podman"
-        self._conmon = packages.runnable("conmon", suite) / "usr/bin/conmon"
-        runc = packages.runnable("runc", suite)
-        self._runc = next(path for path in (runc / "usr/sbin/runc", runc / "usr/bin/runc") if path.exists())
+        conmon = packages.runnable("conmon", suite) / "usr/bin/conmon"
         # Podman 5 wants it to be there, also where it is not used; what Podman 4 finds does not matter.
-        self._netavark = packages.fetch("netavark", "trixie") / "usr/lib/podman/netavark"
-        self._busybox = packages.fetch("busybox-static", "bookworm") / "bin/busybox"
-        self.root = Path()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._pid = 0
+        netavark = packages.fetch("netavark", "trixie") / "usr/lib/podman/netavark"
+        super().__init__("cdi-podman-", _SETUP.format(user=USER, conmon=conmon, netavark=netavark))
+        self._podman = packages.runnable("podman", suite) / "usr/bin/podman"
+        self._runc = runc_of(packages, suite)
+        self._busybox = image.busybox(packages)
 
-    def __enter__(self) -> PodmanHost:
-        # Not pytest's own folder: a rootless user could not look into it.
-        self.root = Path(tempfile.mkdtemp(prefix="cdi-podman-"))
-        self.root.chmod(0o755)
+    def _prepare(self) -> None:
+        self.root.chmod(0o755)  # a rootless user has to look into it
         for name in ("own", "root", "rootless"):
             (self.root / name).mkdir()
         script = self.root / "podman"
@@ -91,42 +74,10 @@ class PodmanHost:
             '--events-backend none "$@"\n'
         )
         script.chmod(0o755)
-        self._make_rootfs(self.root / "rootfs", 0)
-        self._make_rootfs(self.root / "rootfs-of-user", USER)
-        setup = _SETUP.format(root=self.root, user=USER, conmon=self._conmon, netavark=self._netavark)
-        log = (self.root / "setup.log").open("wb")
-        with log:
-            self._process = subprocess.Popen(
-                ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", setup],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-        wait_for(
-            lambda: (self.root / "ready").exists() or self._process.poll() is not None,  # type: ignore[union-attr]
-            _STARTED,
-            "the host's namespaces",
-        )
-        if not (self.root / "ready").exists():
-            said = (self.root / "setup.log").read_text()
-            self.__exit__(None, None, None)
-            raise RuntimeError(f"the host cannot be made: {said}")
-        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
-        self._pid = int(children[0])
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._process is not None:
-            self._process.kill()  # and with it, by --kill-child, the first process of the PID namespace
-            self._process.wait()
-            wait_for(lambda: not Path(f"/proc/{self._pid}").exists() or not self._pid, _STARTED, "its end")
-        shutil.rmtree(self.root)
-
-    def path(self, inside: str) -> Path:
-        """A path of the host, from outside. A link in it leads outside."""
-        return Path(f"/proc/{self._pid}/root{inside}")
+        for folder, owner in (("rootfs", 0), ("rootfs-of-user", USER)):
+            rootfs = image.unpack(self._busybox, self.root / folder)
+            for path in (rootfs, *rootfs.rglob("*")):
+                os.chown(path, owner, owner, follow_symlinks=False)
 
     def run(
         self, *argv: str, user: int = 0, env: Mapping[str, str] | None = None
@@ -134,21 +85,11 @@ class PodmanHost:
         """Run a program on the host, as root or as `USER`."""
         home = str(self.root / ("own/home" if user else "root"))
         environment = {"PATH": "/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": home, **(env or {})}
-        enter = ["nsenter", "--target", str(self._pid), "--mount", "--pid", "--"]
         become: list[str] = []
         if user:
             environment["XDG_RUNTIME_DIR"] = f"/run/user/{user}"
             become = ["setpriv", "--reuid", str(user), "--regid", str(user), "--clear-groups", "--"]
-        return subprocess.run(
-            [*enter, *become, *argv],
-            cwd="/",
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT,
-            check=False,
-        )
+        return self._enter([*become, *argv], env=environment)
 
     def courier(self, *arguments: str, user: int = 0) -> subprocess.CompletedProcess[str]:
         """Run ``cdi-courier`` there."""
@@ -180,11 +121,3 @@ class PodmanHost:
         if loaded.returncode:
             raise RuntimeError(f"the image cannot be loaded: {loaded.stderr}")
         return image.NAME
-
-    def _make_rootfs(self, folder: Path, owner: int) -> None:
-        (folder / "bin").mkdir(parents=True)
-        shutil.copy2(self._busybox, folder / "bin/busybox")
-        for applet in _APPLETS:
-            (folder / "bin" / applet).symlink_to("busybox")
-        for path in (folder, *folder.rglob("*")):
-            os.chown(path, owner, owner, follow_symlinks=False)

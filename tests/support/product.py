@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import configparser
 import functools
+import io
 import subprocess
 import sys
 import tempfile
@@ -41,7 +42,7 @@ def install_product(root: Path) -> None:
     packages = root / _PACKAGES
     packages.mkdir(parents=True, exist_ok=True)
     for wheel in _wheels():
-        with zipfile.ZipFile(wheel) as archive:
+        with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
             archive.extractall(packages)
             metadata = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         _write_programs(root, packages / Path(metadata).parent / "entry_points.txt")
@@ -63,23 +64,17 @@ def _write_programs(root: Path, entry_points: Path) -> None:
 
 
 @functools.cache
-def _wheels() -> tuple[Path, ...]:
+def _wheels() -> tuple[bytes, ...]:
     """The wheels of this checkout as it is now, built once a process."""
-    folder = Path(_temporary().name)
-    for distribution in _DISTRIBUTIONS:
-        subprocess.run(
-            [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
-            cwd=_REPOSITORY / distribution,
-            check=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=_BUILD,
-        )
-    return tuple(sorted(folder.glob("*.whl")))
-
-
-@functools.cache
-def _temporary() -> tempfile.TemporaryDirectory[str]:
-    """Removed when the process ends."""
-    return tempfile.TemporaryDirectory(prefix="cdi-wheels-")
+    with tempfile.TemporaryDirectory(prefix="cdi-wheels-") as folder:
+        for distribution in _DISTRIBUTIONS:
+            subprocess.run(
+                [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder],
+                cwd=_REPOSITORY / distribution,
+                check=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=_BUILD,
+            )
+        return tuple(path.read_bytes() for path in sorted(Path(folder).glob("*.whl")))

@@ -21,7 +21,6 @@ import shlex
 import shutil
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -47,8 +46,8 @@ _RUN = 120.0
 _COPY = 120.0
 _LOG_LINES = 40
 _DISK = "3G"  # sparse
+_MEMORY = "2048"  # MiB
 _PREFIX = "cdi-vm-"
-_OWNER = "owner"
 _APPEND = "root=/dev/vda rw console=ttyS0 quiet mitigations=off systemd.show_status=no net.ifnames=0"
 # What a server without screen and users does not need takes a third of an emulated boot.
 _MASKED = (
@@ -130,7 +129,7 @@ class VM:
     """The machine. Use as a context manager.
 
     packages: where QEMU comes from. root: what its disk is made of, with `KERNEL` and Python; left as it is.
-    prepare: called with a copy of it, to put files in and enable units. memory: MiB.
+    prepare: called with a copy of it, to put files in and enable units.
 
     pid     QEMU's
     state   what ``systemctl is-system-running`` said in the end: ``running`` or ``degraded``
@@ -142,14 +141,12 @@ class VM:
         root: Path,
         *,
         prepare: Callable[[Path], object] | None = None,
-        memory: int = 2048,
     ) -> None:
         self._packages = packages
         self._pristine = root
         self._prepare = prepare
-        self._ports = _free_ports(_PORTS)
+        self._ports: list[int] = []
         self._served: list[str] = []
-        self._memory = memory
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._received = b""
@@ -181,10 +178,12 @@ class VM:
         Raises PackageError, VMFailure.
         """
         self._tools = rootfs.root(self._packages, machine_suite(), _TOOLS, variant="extract")
-        _reap_stale()
-        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        (self._folder / _OWNER).write_text(host.owner(os.getpid()))
+        for left in host.orphans(_PREFIX):
+            shutil.rmtree(left, ignore_errors=True)
+        self._folder = host.new_folder(_PREFIX)
         self._make_disk()
+        # As late as can be: whoever asks the kernel for a port meanwhile may be given one of these.
+        self._ports = _free_ports(_PORTS)
         with (self._folder / "qemu.log").open("wb") as log:
             self._process = subprocess.Popen(
                 self._in_tools(self._qemu()),
@@ -257,11 +256,11 @@ class VM:
         self._proxy(len(self._served) - 1)
         return f"127.0.0.1:{port}"
 
-    def reboot(self, timeout: float = _BOOT) -> None:
+    def reboot(self) -> None:
         """Restart the machine in an orderly way; returns when everything has been started again."""
         # No answer is waited for: the agent may be ended before it has given it.
-        self._ask(["systemctl", "--no-block", "reboot"], timeout)
-        self._wait_until_up(time.monotonic() + timeout)
+        self._ask(["systemctl", "--no-block", "reboot"], _BOOT)
+        self._wait_until_up(time.monotonic() + _BOOT)
         for number in range(len(self._served)):
             self._proxy(number)
 
@@ -319,7 +318,7 @@ class VM:
         return [
             # A plain CPU: for what a rich one can do, udev loads a dozen modules.
             *("qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "qemu64", "-smp", "2"),
-            *("-m", str(self._memory), "-nodefaults", "-no-user-config", "-display", "none"),
+            *("-m", _MEMORY, "-nodefaults", "-no-user-config", "-display", "none"),
             *("-kernel", "/tmp/vmlinuz", "-initrd", "/tmp/initrd.img", "-append", _APPEND),
             *("-drive", "file=/tmp/disk,format=raw,if=virtio,cache=unsafe"),
             *("-serial", "file:/tmp/console"),
@@ -397,15 +396,6 @@ def unsuitable() -> str:
     """Why no virtual machine can be started on this machine, or an empty string."""
     machine = os.uname().machine
     return "" if machine == "x86_64" else f"the virtual machine is an x86-64 one, and this is {machine}"
-
-
-def _reap_stale() -> None:
-    """Remove what machines left whose process was killed before it could."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            note = (folder / _OWNER).read_text()
-            if folder.stat().st_uid == os.geteuid() and host.is_orphaned(note):
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write(path: Path, text: str) -> None:

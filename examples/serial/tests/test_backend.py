@@ -1,4 +1,7 @@
-"""The backend and the command: a bundle's config in, the one to use out, over a real socket."""
+"""The backend and the command: a bundle's config in, the one to use out, over a real socket.
+
+What may be asked for is the injector's to say; in its place is something that says it for one port.
+"""
 
 from __future__ import annotations
 
@@ -11,35 +14,45 @@ from typing import Any
 
 import pytest
 from attrs import evolve
-from cdi_courier.annotations import NVIDIA
-from cdi_courier.cdi.registry import Registry
+from cdi_courier.cdi.model import ContainerEdits
+from cdi_courier.errors import CdiError
 from cdi_courier.hookspecs import ServeContext
-from cdi_courier.injector import Injector
+from cdi_courier.injector import Injection, Skipped
 from cdi_courier.settings import Settings
 from cdi_courier_serial import backend
 from cdi_courier_serial.backend import BundleSocketBackend
 from cdi_courier_serial.bundle import RefusedError, prepare
 from cdi_courier_serial.dialect import SERIAL
 
-SPEC = {
-    "cdiVersion": "0.6.0",
-    "kind": "example.com/serial",
-    "devices": [{"name": "gps", "containerEdits": {"env": ["GPS=/dev/null"]}}],
-}
+
+class Answers:
+    """In the injector's place: who asks for ``gps`` gets it, other ports there are none.
+
+    skips: whether one who asks for those starts without.
+    """
+
+    def __init__(self, *, skips: bool = False) -> None:
+        self.skips = skips
+
+    def inject(self, request: Any) -> Injection | Skipped | None:
+        asked = request.annotations.get("serial.example.com")
+        if asked is None:
+            return None
+        assert request.origin == "local"
+        names = tuple(SERIAL.parse(asked))
+        if asked == "gps":
+            return Injection(names, ContainerEdits(env=("GPS=/dev/null",)))
+        error = CdiError("CDI012", f"{names[0]} is not defined")
+        if self.skips:
+            return Skipped(names, error)
+        raise error
 
 
 @pytest.fixture
 def context(tmp_path: Path) -> ServeContext:
-    (tmp_path / "cdi").mkdir()
-    (tmp_path / "cdi/serial.json").write_text(json.dumps(SPEC))
     settings = Settings()
-    settings = evolve(
-        settings,
-        annotations=evolve(settings.annotations, dialects=("nvidia", "serial")),
-        service=evolve(settings.service, state_dir=str(tmp_path)),
-    )
-    registry = Registry((str(tmp_path / "cdi"),), trust="any")
-    return ServeContext(settings, Injector(settings, registry, (NVIDIA, SERIAL)))
+    settings = evolve(settings, service=evolve(settings.service, state_dir=str(tmp_path)))
+    return ServeContext(settings, Answers())  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -98,12 +111,11 @@ def test_a_refusal_leaves_the_config_and_serves_the_next(server: Any, tmp_path: 
 def test_a_reload_counts_from_the_next_launcher_on(
     server: Any, context: ServeContext, tmp_path: Path
 ) -> None:
-    """Once the settings skip what is not known, a container starts without it and the socket stays."""
+    """Once the injector skips what is not known, a container starts without it and the socket stays."""
     bundle(tmp_path, {"serial.example.com": "modem"})
     with pytest.raises(RefusedError):
         prepare(tmp_path, tmp_path / "bundle.sock")
-    changed = evolve(context.settings, delivery=evolve(context.settings.delivery, on_unresolvable="skip"))
-    server.reload(changed, Injector(changed, context.injector.registry, (NVIDIA, SERIAL)))
+    server.reload(context.settings, Answers(skips=True))
     prepare(tmp_path, tmp_path / "bundle.sock")
 
     assert config_of(tmp_path)["annotations"]["cdi-courier.io/status"] == "skipped:CDI012"

@@ -35,7 +35,7 @@ def test_edits_are_joined_in_order() -> None:
 
 
 def test_zero_is_written_where_it_differs_from_absent() -> None:
-    """An fileMode of 0 is a mode; a major of 0 is none."""
+    """A fileMode of 0 is a mode; a major of 0 is none."""
     edits = ContainerEdits(
         device_nodes=(DeviceNode("/a", file_mode=0, uid=0, gid=0), DeviceNode("/b")),
         hooks=(Hook("prestart", "/h", timeout=0),),

@@ -199,7 +199,7 @@ def _same_size_and_mtime(low: Path) -> None:
     ],
 )
 def test_a_change_is_seen_at_once(change: Callable[[Path], None], low: Path, registry: Registry) -> None:
-    """Whatever replaces A=1 by A=2, the next answer says so and `changed` says so before."""
+    """Whatever replaces A=1 by A=2, the next answer says so, and until then `current` has none."""
     (low / "a.yaml").write_text(spec(env="A=1"))
     assert env_of(registry.snapshot()) == ("A=1",)
 

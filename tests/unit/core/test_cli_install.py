@@ -648,7 +648,7 @@ def test_a_container_of_the_last_moment_keeps_the_gate(gated: Gated, monkeypatch
     assert not gated.drop_in.exists()
 
 
-def test_a_restart_that_did_not_help_keeps_the_gate(gated: Gated, monkeypatch: pytest.MonkeyPatch):
+def test_a_restart_that_did_not_help_keeps_the_gate(gated: Gated):
     """A command that restarts something else leaves a daemon that still calls it."""
     gated.settings = '[runtimes]\ncontainerd = {restart = "true"}\n'
     output = gated.invoke("uninstall", "--apply", code=1).output

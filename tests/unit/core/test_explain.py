@@ -631,6 +631,7 @@ def test_hostile_names_reach_the_terminal_as_escapes(run: Any) -> None:
     _, output = run("--diff", "-", stdin=text)
 
     assert "\x1b" not in output
+    assert "Pod \\u001b]0;" in output
 
 
 @pytest.mark.parametrize(
@@ -653,7 +654,7 @@ def test_what_cannot_be_used_is_exit_code_2(
     assert text.startswith(f"cdi-courier: {code}: ")
 
 
-def test_an_endless_file_is_refused_unread(config: Settings) -> None:
+def test_an_endless_file_is_refused_unread() -> None:
     """Only as much as could be taken is read; what is more is an error."""
     with pytest.raises(ManifestError) as caught:
         manifests.read(command._read("/dev/zero"))

@@ -35,9 +35,12 @@ SPEC = {
 RUNTIME = Runtime("containerd", "containerd", "2.1.9", "/run/c.sock", {"nri": Fact("on", "a test")})
 
 
-def shape_of(page: str) -> Any:
-    """The shape on a page: ``name``, ``{name: shape}``, ``[shape]``; a name in capitals is any key."""
-    (found,) = [block for block in blocks(REPOSITORY / page) if block.text.startswith("{")]
+def shape_of(page: str, first: str) -> Any:
+    """The shape on a page: ``name``, ``{name: shape}``, ``[shape]``; a name in capitals is any key.
+
+    first: the name that it begins with.
+    """
+    (found,) = [block for block in blocks(REPOSITORY / page) if block.text.startswith(f"{{{first},")]
     return parse(re.findall(r"\w+|[][{}:]", found.text))
 
 
@@ -113,7 +116,22 @@ def test_status_prints_what_operations_tells(folder: Path, nri_socket: str) -> N
     report["runtimes"] = {"session": session}
 
     assert (len(session["missed"]), len(report["decisions"])) == (1, 1)
-    assert list(differences(report, shape_of("docs/operations.md"))) == []
+    assert list(differences(report, shape_of("docs/operations.md", "version"))) == []
+
+
+def test_devices_prints_what_operations_tells(folder: Path) -> None:
+    """Files that are good, broken, in conflict and not trusted give every key, and no other."""
+    for name, kind in (("w", "w.com/c"), ("x", "w.com/c"), ("u", "u.com/c")):
+        (folder / f"cdi/{name}.json").write_text(json.dumps(SPEC | {"kind": kind}))
+    (folder / "cdi/u.json").chmod(0o666)
+    config = folder / "config.toml"
+    config.write_text(f'[cdi]\ndirs = ["{folder}/cdi"]\n')
+    argv = [sys.executable, "-m", "cdi_courier", "--config", str(config), "devices", "--json"]
+    printed = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=True).stdout
+    report = json.loads(printed)
+
+    assert all(report.values())
+    assert list(differences(report, shape_of("docs/operations.md", "dirs"))) == []
 
 
 def test_doctor_prints_what_choosing_tells(folder: Path) -> None:
@@ -128,7 +146,7 @@ def test_doctor_prints_what_choosing_tells(folder: Path) -> None:
     assert report["runtimes"][0]["offers"]
     assert report["cdi"]["errors"]
     assert report["policy"]["rules"]
-    assert list(differences(report, shape_of("docs/choosing.md"))) == []
+    assert list(differences(report, shape_of("docs/choosing.md", "ready"))) == []
 
 
 def test_explain_prints_what_its_page_tells(folder: Path) -> None:

@@ -15,9 +15,9 @@ SOURCES = sorted((EXAMPLE / "src").rglob("*.py"))
 
 
 def imported() -> set[str]:
-    """The modules of the core that the example imports, also for type checkers."""
+    """The modules of the core that the example and its tests import, also for type checkers."""
     found = set()
-    for source in SOURCES:
+    for source in (*SOURCES, *(EXAMPLE / "tests").glob("*.py")):
         for node in ast.walk(ast.parse(source.read_text())):
             if isinstance(node, ast.ImportFrom) and not node.level and node.module:
                 names = [f"{node.module}.{alias.name}" for alias in node.names]

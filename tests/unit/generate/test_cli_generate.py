@@ -42,7 +42,7 @@ def courier(*arguments: str | Path, code: int = 0) -> subprocess.CompletedProces
 @pytest.fixture
 def host(tmp_path: Path) -> FakeHost:
     made = FakeHost(tmp_path / "root")
-    made.gpus()
+    made.gpu()
     made.driver("550.54.15")
     return made
 
@@ -105,7 +105,7 @@ def test_a_host_without_it_leaves_the_old_file(tmp_path: Path, what: str) -> Non
     if what == "driver":
         if os.geteuid() != 0:
             pytest.skip("needs root: makes device nodes")
-        host.gpus()
+        host.gpu()
     file = tmp_path / "x.yaml"
     file.write_text("old")
     root = tmp_path / "none" if what == "root" else host.root

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,12 +25,12 @@ def data() -> Path:
 @pytest.fixture
 def root() -> Iterator[Path]:
     """The root of a host without anything; short, since sockets lie below it."""
-    folder = Path(tempfile.mkdtemp(prefix="h", dir="/tmp"))
-    for name in ("run", "var", "etc", "proc/self"):
-        (folder / name).mkdir(parents=True)
-    (folder / "var/run").symlink_to("../run")
-    yield folder
-    shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(prefix="h", dir="/tmp") as name:
+        folder = Path(name)
+        for inner in ("run", "var", "etc", "proc/self"):
+            (folder / inner).mkdir(parents=True)
+        (folder / "var/run").symlink_to("../run")
+        yield folder
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from support import fake_crio
+from support.host import lives
 from support.waiting import wait_for
 
 
@@ -150,13 +151,8 @@ def test_what_a_hanging_child_started_ends_with_it(monkeypatch: pytest.MonkeyPat
 
     describe(Settings(), 1.0)
 
-    pid = note.read_text().strip()
-    wait_for(lambda: not Path(f"/proc/{pid}").exists() or _is_zombie(pid), 5, "the grandchild to end")
-
-
-def _is_zombie(pid: str) -> bool:
-    # Its new parent may be in no hurry.
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    pid = int(note.read_text())
+    wait_for(lambda: not lives(pid), 5, "the grandchild to end")
 
 
 def test_the_working_directory_brings_no_modules(

@@ -170,14 +170,6 @@ def test_what_is_lost_is_known_before() -> None:
     assert not cdi_courier_backend().undeliverable(Runtime("podman", "podman"), injection, Settings())
 
 
-def test_crio_is_never_given_a_precreate_hook() -> None:
-    """It does not start with one."""
-    assert all(
-        b"precreate" not in (change.content or b"").split(b'"stages"')[1]
-        for change in plan(crio([VENDOR, ADMIN])).files
-    )
-
-
 def test_the_folder_of_a_runtime_is_found_without_its_being_described() -> None:
     """A runtime of which nothing is known has none."""
     assert crio_hook.directory(Runtime("cri-o", "cri-o")) is None

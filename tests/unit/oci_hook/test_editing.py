@@ -206,9 +206,14 @@ def test_a_hook_that_is_there_to_the_letter_is_not_doubled(
     assert len(edited.config["hooks"]["createContainer"]) == count
 
 
-def test_injecting_twice_is_injecting_once_but_for_cgroup_rules(files: Any) -> None:
-    """A config that went through already comes out the same; a repeated cgroup rule allows nothing new."""
-    files.spec("h.json", {"h": {"hooks": [{"hookName": "createContainer", **HOOK}]}}, kind="h.com/c")
+def test_injecting_twice_is_injecting_once(files: Any) -> None:
+    """A config that went through already comes out the same, its hooks and its cgroup's rules included."""
+    edits = {
+        "hooks": [{"hookName": "createContainer", **HOOK}],
+        "deviceNodes": [{"path": "/dev/demo0", "hostPath": "/dev/null"}],
+        "mounts": [{"hostPath": "/usr", "containerPath": "/m"}],
+    }
+    files.spec("h.json", {"h": edits}, kind="h.com/c")
     config, known = ask("v.com/c=a,h.com/c=h"), a_table(files)
 
     once = editing.edit(config, editing.request_of(config, "local"), known)
@@ -216,6 +221,7 @@ def test_injecting_twice_is_injecting_once_but_for_cgroup_rules(files: Any) -> N
     twice = editing.edit(once.config, editing.request_of(once.config, "local"), known)
 
     assert twice is not None
+    assert len(once.config["linux"]["resources"]["devices"]) == 1
     assert twice.config == once.config
 
 

@@ -111,8 +111,7 @@ def table(value: Any, *path: str) -> Mapping[str, Any]:
 def merge_tables(to: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """Both, key by key: tables are merged, and of anything else that is in both the other's counts.
 
-    So containerd 2 merges plugins' tables. Lists are not joined there, and an empty string counts, as
-    ``containerd config dump`` shows; contracts hooks-and-runtimes.md c.3 has it otherwise.
+    So containerd 2 merges plugins' tables (docs/facts.md#containerd-configuration).
     """
     merged = dict(to)
     for key, value in other.items():

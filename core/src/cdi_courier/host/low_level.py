@@ -12,6 +12,6 @@ def is_sandboxed(program: str) -> bool:
     """Whether it runs containers behind a kernel of their own.
 
     Then nothing can be injected into them from here, and what a wrapper writes into a bundle means something
-    else (contracts hooks-and-runtimes.md d.7). program: its path, or its name.
+    else (docs/facts.md#wrapper-calls). program: its path, or its name.
     """
     return posixpath.basename(program) in _SANDBOXED
