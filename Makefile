@@ -85,8 +85,10 @@ wheels: $(VENV)/.ready
 	PYTHON=$(abspath $(PYTHON)) sh packaging/wheels.sh dist/pypi
 
 docs: $(VENV)/.ready
-	$(PYTHON) tools/reference.py --settings-page >docs/settings.md
-	for source in docs/pictures/*.txt; do $(PYTHON) tools/picture.py $$source >$${source%.txt}.svg; done
+	mkdir -p $(CACHE)
+	$(PYTHON) tools/reference.py --settings-page >$(CACHE)/page && mv $(CACHE)/page docs/settings.md
+	set -e; for source in docs/pictures/*.txt; do \
+	    $(PYTHON) tools/picture.py $$source >$(CACHE)/page; mv $(CACHE)/page $${source%.txt}.svg; done
 
 clean:
 	rm -rf $(VENV) $(CACHE) dist

@@ -41,7 +41,7 @@ else
     set --
 fi
 
-if ! rpmbuild -ba "$@" --define "_topdir $work" --define "_buildhost localhost" \
+if ! rpmbuild -ba "$@" --define "_topdir $work" --define "_tmppath $work" --define "_buildhost localhost" \
     --define "use_source_date_epoch_as_buildtime 1" --define "clamp_mtime_to_source_date_epoch 1" \
     "$work/cdi-courier-$version/packaging/rpm/cdi-courier.spec" >"$work/log" 2>&1; then
     cat "$work/log" >&2

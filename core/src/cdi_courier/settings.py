@@ -381,7 +381,7 @@ def _read(path: Path) -> str:
         raise SettingsError(
             "SET001",
             f"cannot read {path}: {error.strerror}",
-            "create it, or name another with --config",
+            "make it a file that this user may read, or name another with --config",
             file=str(path),
         ) from None
     except UnicodeDecodeError as error:

@@ -787,3 +787,24 @@ def test_explanations_are_harmless_and_bounded(low: Path, registry: Registry) ->
     assert all(text.isprintable() for text in texts)
     assert max(map(len, texts[1:])) < 3000
     assert len(texts[0]) < 60_000
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (_too_large, "it is larger than 4096 bytes"),
+        (os.mkfifo, "it is not a regular file"),
+        (os.mkdir, "it is not a regular file"),
+    ],
+    ids=["large", "fifo", "folder"],
+)
+def test_a_file_that_cannot_be_a_spec_is_refused_for_what_it_is(
+    make: Callable[[Path], None], why: str, tmp_path: Path
+) -> None:
+    """A file that was named is not told to be one of two things."""
+    make(tmp_path / "x.yaml")
+    with pytest.raises(CdiError) as caught:
+        registry_module.load_file(str(tmp_path / "x.yaml"), 4096)
+
+    assert caught.value.code == "CDI002"
+    assert caught.value.message.endswith(why)

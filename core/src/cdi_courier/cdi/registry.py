@@ -302,7 +302,7 @@ class Registry:
         identity = file_identity(found)
         rested = has_rested(found.st_ctime_ns, now)
         if data is None:
-            limit = f"it is larger than {self._max_file_size} bytes, or not a regular file"
+            limit = _unfit(found, self._max_file_size)
             return _Parsed(identity, rested, None, _unreadable(path, limit))
         try:
             return _Parsed(identity, rested, load_spec(data, path), None)
@@ -333,11 +333,11 @@ def load_file(path: str, max_file_size: int = 2097152) -> Spec:
     ``CDI003`` to ``CDI006`` as `validate.load_spec`.
     """
     try:
-        _, data = _read(path, max_file_size)
+        found, data = _read(path, max_file_size)
     except (OSError, ValueError) as error:  # ValueError: a path that no file can have
         raise _unreadable(path, getattr(error, "strerror", None) or str(error)) from None
     if data is None:
-        raise _unreadable(path, f"it is larger than {max_file_size} bytes, or not a regular file")
+        raise _unreadable(path, _unfit(found, max_file_size))
     return load_spec(data, path)
 
 
@@ -391,6 +391,11 @@ def _read(path: str, limit: int) -> tuple[os.stat_result, bytes | None]:
         return found, data if len(data) <= limit else None
     finally:
         os.close(descriptor)
+
+
+def _unfit(found: os.stat_result, limit: int) -> str:
+    """Why `_read` has returned no bytes."""
+    return f"it is larger than {limit} bytes" if stat.S_ISREG(found.st_mode) else "it is not a regular file"
 
 
 def _clean(path: str) -> str:
