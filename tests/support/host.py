@@ -28,6 +28,17 @@ _GONE = 10.0  # seconds until what was killed must be gone
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+def ignored(status: str = "/proc/self/status") -> set[int]:
+    """The signals that a process ignores, by its status or a copy of it; of this one, not those of Python.
+
+    Whoever has started the tests may ignore some, as `nohup` does.
+    """
+    lines = Path(status).read_text().splitlines()
+    (mask,) = (int(line.split()[1], 16) for line in lines if line.startswith("SigIgn:"))
+    found = {number for number in range(1, 65) if mask >> (number - 1) & 1}
+    return found - {signal.SIGPIPE, signal.SIGXFSZ} if status == "/proc/self/status" else found
+
+
 def processes_of(folder: Path) -> list[int]:
     """Processes that were started with `MARK` naming the folder or one in it, and what they started in turn.
 
