@@ -4,13 +4,14 @@ The attrs classes below are the schema; they drive reading, checking and (by the
 This module knows nothing of what the settings do. Reading order and merging: `load`.
 """
 
-from __future__ import annotations
+# Without annotations as strings, which would have to be read again: attrs sees the schema's types themselves.
 
 import os
 import re
 import tomllib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import attrs
 from attrs import field, frozen
@@ -18,9 +19,6 @@ from attrs import field, frozen
 from cdi_courier import policy
 from cdi_courier.errors import SettingsError, quoted
 from cdi_courier.names import split_device
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 SYSTEM_DIR = Path("/etc/cdi-courier")
 
@@ -447,7 +445,7 @@ class _File:
             rules.append(PolicyRule(**values))
         return tuple(rules)
 
-    def _attribute(self, cls: type, path: _Path, what: str) -> attrs.Attribute[Any]:
+    def _attribute(self, cls: type, path: _Path, what: str) -> "attrs.Attribute[Any]":
         known: dict[str, attrs.Attribute[Any]] = {
             a.name: a for a in attrs.fields(cls) if not a.metadata.get("internal")
         }
@@ -457,7 +455,7 @@ class _File:
             raise self._error("SET003", path, f"there is no such {what}; allowed here: {allowed}")
         return attribute
 
-    def _value(self, attribute: attrs.Attribute[Any], raw: Any, path: _Path) -> Any:
+    def _value(self, attribute: "attrs.Attribute[Any]", raw: Any, path: _Path) -> Any:
         type_ = _type_of(attribute)
         try:
             value = _structured(raw, type_)
@@ -531,9 +529,7 @@ def _structured(value: Any, type_: Any) -> Any:
 _TYPE_NAMES = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
 
 
-def _type_of(attribute: attrs.Attribute[Any]) -> Any:
-    if isinstance(attribute.type, str):
-        raise TypeError(f"{attribute.name}: call attrs.resolve_types first")
+def _type_of(attribute: "attrs.Attribute[Any]") -> Any:
     return attribute.type
 
 
@@ -556,20 +552,6 @@ def _describe(value: Any) -> str:
     if isinstance(value, list):
         return "the array " + quoted(str(value), 60).strip('"')
     return str(value)
-
-
-def _resolve() -> None:
-    # The annotations are strings (PEP 563); Mapping is imported for type checkers only.
-    from collections.abc import Mapping as RuntimeMapping
-
-    for attribute in attrs.fields(attrs.resolve_types(Settings, {**globals(), "Mapping": RuntimeMapping})):
-        if attrs.has(attribute.type or object):
-            attrs.resolve_types(attribute.type)  # type: ignore[type-var]
-    for cls in (RuntimeSettings, PolicyRule):
-        attrs.resolve_types(cls)
-
-
-_resolve()
 
 
 def override(section: str, key: str, value: object, option: str) -> Any:
