@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 from attrs import define, field
 
-from cdi_courier import choice, locks, logs, metrics, notify, status, table
+from cdi_courier import locks, logs, metrics, notify, status, table
 from cdi_courier.cdi.registry import Registry
 from cdi_courier.errors import CourierError, PluginError, SettingsError
 from cdi_courier.hookspecs import Reloadable, ServeContext, Supervised
@@ -163,6 +163,8 @@ def _servers(state: State, plugins: Plugins, watch: Watch) -> dict[str, Server]:
     wanted = settings.backends.choose
     names = [*settings.backends.order, *sorted(plugins.backends)] if wanted == "auto" else [wanted]
     if wanted != "auto" and wanted not in plugins.backends:
+        from cdi_courier import choice
+
         raise choice.missing(wanted, plugins)
     context = ServeContext(settings, state.injector, watch.chosen, watch.wake)
     servers: dict[str, Server] = {}

@@ -10,8 +10,6 @@ import os
 import threading
 from typing import TYPE_CHECKING, Final
 
-from cdi_courier import choice
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -72,6 +70,9 @@ class Watch:
 
     def look(self) -> None:
         """Describe the host once and tell what has changed."""
+        # Imported when the sessions have begun, which come first.
+        from cdi_courier import choice
+
         try:
             host = self._describe()
             choices = choice.choose_all(self._plugins, host.runtimes, self._settings)

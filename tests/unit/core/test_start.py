@@ -19,7 +19,14 @@ service._supervise = supervise
 __main__.main()
 """
 
-LATER = {"click", "yaml", "subprocess", "cdi_courier.cdi.model", "cdi_courier.host.describe"}
+LATER = {
+    "click",
+    "yaml",
+    "subprocess",
+    "cdi_courier.cdi.model",
+    "cdi_courier.choice",
+    "cdi_courier.host.describe",
+}
 """What only commands need, or what is imported once the sessions have begun."""
 
 
