@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 from attrs import define, field
 
-from cdi_courier import locks, logs, metrics, notify, status, table
+from cdi_courier import locks, logs, metrics, notify, reloading, status, table
 from cdi_courier.cdi.registry import Registry
 from cdi_courier.errors import CourierError, PluginError, SettingsError
 from cdi_courier.hookspecs import Reloadable, ServeContext, Supervised
@@ -121,6 +121,7 @@ def run(settings: Settings, backend: str | None = None, reread: Callable[[], Set
             lambda: _reconsider(servers),
         )
         servers.update(_servers(state, plugins, watch))
+        _version()
 
         def reload() -> None:
             if reread is not None:
@@ -201,8 +202,6 @@ def reload_settings(
 
     Never raises: what is wrong is said in one line, and shown by ``status`` until it is right.
     """
-    from cdi_courier import reloading
-
     try:
         change = reloading.compare(state.settings, reread())
         same = change.settings.cdi == state.settings.cdi
@@ -276,6 +275,7 @@ def report(servers: Mapping[str, Server], watch: Watch, state: State | None = No
 
 @functools.cache
 def _version() -> str:
+    # Asked once: it is looked up in files, which cannot be opened when descriptors have run out.
     return importlib.metadata.version("cdi-courier")
 
 
@@ -424,14 +424,7 @@ def _attend(servers: Mapping[str, Server], wishes: _Wishes, reload: Callable[[],
 
 
 def _settle() -> None:
-    """Do what a start leaves for later.
-
-    What is looked up in files is looked up now, since they cannot be opened when descriptors have run out.
-    The collector is at work again, but not on what a start has made, which stays.
-    """
-    from cdi_courier import reloading  # noqa: F401 - see `reload_settings`
-
-    _version()
+    """Have the collector at work again, but not on what a start has made, which stays."""
     gc.collect()
     gc.freeze()
     gc.enable()

@@ -70,10 +70,10 @@ class Watch:
 
     def look(self) -> None:
         """Describe the host once and tell what has changed."""
-        # Imported when the sessions have begun, which come first.
-        from cdi_courier import choice
-
         try:
+            # Imported when the sessions have begun, which come first.
+            from cdi_courier import choice
+
             host = self._describe()
             choices = choice.choose_all(self._plugins, host.runtimes, self._settings)
         except Exception:
