@@ -125,6 +125,10 @@ class VMFailure(HostFailure):
     """The machine does not do what it should; the text ends with the end of its console."""
 
 
+class KernelPanicError(VMFailure):
+    """The machine's kernel has given up."""
+
+
 class VM:
     """The machine. Use as a context manager.
 
@@ -182,8 +186,18 @@ class VM:
             shutil.rmtree(left, ignore_errors=True)
         self._folder = host.new_folder(_PREFIX)
         self._make_disk()
+        try:
+            self._boot(timeout)
+        except KernelPanicError:
+            # Emulated processors fail a kernel that starts now and then. Nothing that is tested has run yet.
+            self._unplug()
+            (self._folder / "console").unlink(missing_ok=True)
+            self._boot(timeout)
+
+    def _boot(self, timeout: float) -> None:
         # As late as can be: whoever asks the kernel for a port meanwhile may be given one of these.
         self._ports = _free_ports(_PORTS)
+        self._received = b""
         with (self._folder / "qemu.log").open("wb") as log:
             self._process = subprocess.Popen(
                 self._in_tools(self._qemu()),
@@ -198,6 +212,12 @@ class VM:
 
     def cleanup(self) -> None:
         """End the machine as if unplugged; any number of times."""
+        self._unplug()
+        folder = getattr(self, "_folder", None)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _unplug(self) -> None:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -206,9 +226,6 @@ class VM:
                 self._process.kill()
             self._process.wait()
             self._process = None
-        folder = getattr(self, "_folder", None)
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
 
     def run(
         self,
@@ -380,6 +397,8 @@ class VM:
             try:
                 self._received += self._channel.recv(1 << 16)
             except TimeoutError:
+                if "Kernel panic" in self.console():
+                    raise KernelPanicError(self._with_console("the machine's kernel gave up")) from None
                 if time.monotonic() > deadline:
                     raise VMFailure(self._with_console("the machine does not answer")) from None
 
