@@ -24,7 +24,7 @@ from cdi_courier.errors import DeliveryError
 from cdi_courier_oci_hook import hook, hooksd
 from cdi_courier_oci_hook.live import inject as live
 from cdi_courier_oci_hook.live import mounts, namespaces, syscalls
-from support import fake_crio, live_bundle
+from support import bundles, fake_crio, live_bundle
 from support.host import unmount_below
 from support.live_bundle import Bundle
 from support.packages import Packages
@@ -115,7 +115,7 @@ def host(packages: Packages) -> Iterator[Host]:
         unmount_below(root)
 
 
-RUNTIMES = pytest.mark.parametrize("name", live_bundle.SUITES)
+RUNTIMES = pytest.mark.parametrize("name", bundles.RUNTIMES)
 NEW = pytest.mark.parametrize("name", ["runc-1.3", "crun-1.28"])
 
 

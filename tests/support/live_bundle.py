@@ -24,8 +24,6 @@ from .packages import Packages
 NAMESPACES = ("pid", "ipc", "uts", "mount")
 TIMEOUT = 60.0
 
-SUITES = bundles.RUNTIMES
-
 # crun refuses a machine that has both versions of cgroups. Bookworm's, on the second alone, sets a limit that
 # takes a capability which not every machine gives.
 _PRIVATE = "set -e; mount --make-rprivate /; "
@@ -47,7 +45,7 @@ class Runtime:
 
 
 def runtime(packages: Packages, name: str) -> Runtime:
-    """One of `SUITES`. Raises PackageError."""
+    """One of `bundles.RUNTIMES`. Raises PackageError."""
     program_of, suite = bundles.RUNTIMES[name]
     layout = "" if program_of is runc_of else _V1 if name == "crun-1.8" else _V2
     return Runtime(name, program_of(packages, suite), layout)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import queue
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from socket import AF_UNIX, SOCK_DGRAM, socket
@@ -336,3 +338,26 @@ def test_a_signal_that_comes_just_before_a_wait_is_noticed_after_it() -> None:
 
     assert len(waits) == 2
     assert max(waits) <= service._SIGNAL
+
+
+def test_the_collector_is_at_work_when_a_start_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first moment without a wish ends its rest; what the start has made is not looked through again."""
+    monkeypatch.setattr(service, "_SETTLED", 0.01)
+    deadline = time.monotonic() + 5
+
+    class Wishes:
+        def get(self, timeout: float) -> str:
+            if gc.isenabled() or time.monotonic() > deadline:
+                return "stop"
+            raise queue.Empty
+
+    gc.disable()
+    frozen = gc.get_freeze_count()
+    try:
+        service._attend({}, Wishes(), lambda: None)  # type: ignore[arg-type]
+        found = gc.isenabled(), gc.get_freeze_count() > frozen
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+    assert found == (True, True)
