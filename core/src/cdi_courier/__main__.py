@@ -41,12 +41,10 @@ def _run() -> int:
 
 
 def _serve(config: str | None) -> int:
-    from pathlib import Path
-
     from cdi_courier import service
     from cdi_courier.settings import load
 
-    return service.process(lambda: load(None if config is None else [Path(config)]))
+    return service.process(lambda: load(None if config is None else [config]))
 
 
 if __name__ == "__main__":

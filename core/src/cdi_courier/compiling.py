@@ -10,7 +10,6 @@ import json
 import os
 import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from attrs import frozen
@@ -53,14 +52,14 @@ class Compiled:
     began_ns: int
 
 
-def settings_place(config: Path | None) -> str:
+def settings_place(config: str | os.PathLike[str] | None) -> str:
     """Where settings are read from, as `table.settings_sources` takes it. config: ``--config``, or None."""
     return f"{default_dir()}/" if config is None else os.path.abspath(config)
 
 
 def load_settings(place: str) -> Settings:
     """The settings at a `settings_place`. Raises `SettingsError`."""
-    return load(default_files(Path(place)) if place.endswith("/") else [Path(place)])
+    return load(default_files(place) if place.endswith("/") else [place])
 
 
 def compile_table(place: str) -> Compiled:

@@ -5,13 +5,12 @@ A plugin that is broken, foreign or disabled is reported and skipped; its except
 
 from __future__ import annotations
 
-import importlib.metadata
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pluggy
 from attrs import field, frozen
 
-from cdi_courier import dialects, generate, hookspecs
+from cdi_courier import dialects, entry_points, generate, hookspecs
 from cdi_courier.annotations import Dialect
 from cdi_courier.errors import PluginError, quoted
 from cdi_courier.hookspecs import Generator
@@ -19,6 +18,7 @@ from cdi_courier.hookspecs import Generator
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from cdi_courier.entry_points import EntryPoint
     from cdi_courier.hookspecs import Backend
 
 GROUP = hookspecs.PROJECT
@@ -38,19 +38,20 @@ class Plugins:
     disabled: tuple[str, ...] = ()
 
 
-def discover(
-    disabled: Iterable[str] = (), entry_points: Iterable[importlib.metadata.EntryPoint] | None = None
-) -> Plugins:
-    """Load every entry point of the group except the `disabled` ones, which are never imported."""
+def discover(disabled: Iterable[str] = (), found: Iterable[EntryPoint] | None = None) -> Plugins:
+    """Load every entry point of the group except the `disabled` ones, which are never imported.
+
+    found: the entry points, instead of those that are installed.
+    """
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     for name, module in _BUILT_IN.items():
         manager.register(module, name)
     problems: dict[str, PluginError] = {}
     skipped = []
-    if entry_points is None:
-        entry_points = importlib.metadata.entry_points(group=GROUP)
-    for entry_point in sorted(entry_points, key=lambda e: e.name):
+    if found is None:
+        found = entry_points.installed(GROUP)
+    for entry_point in sorted(found, key=lambda e: e.name):
         name = entry_point.name
         if name in set(disabled):
             skipped.append(name)

@@ -10,7 +10,6 @@ import contextlib
 import faulthandler
 import functools
 import gc
-import importlib.metadata
 import logging
 import os
 import queue
@@ -18,7 +17,6 @@ import resource
 import signal
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -111,7 +109,7 @@ def run(settings: Settings, backend: str | None = None, reread: Callable[[], Set
     state_dir = settings.service.state_dir
     wishes: _Wishes = queue.SimpleQueue()
     # The signals are caught before any lock is taken, so that each lock is given back.
-    with _signals(wishes), locks.exclusive(Path(state_dir) / "lock", f"state directory {state_dir}"):
+    with _signals(wishes), locks.exclusive(os.path.join(state_dir, "lock"), f"state directory {state_dir}"):
         state = State(settings, make_injector(settings, plugins))
         servers: dict[str, Server] = {}
         watch = Watch(
@@ -121,7 +119,6 @@ def run(settings: Settings, backend: str | None = None, reread: Callable[[], Set
             lambda: _reconsider(servers),
         )
         servers.update(_servers(state, plugins, watch))
-        _version()
 
         def reload() -> None:
             if reread is not None:
@@ -275,8 +272,14 @@ def report(servers: Mapping[str, Server], watch: Watch, state: State | None = No
 
 @functools.cache
 def _version() -> str:
-    # Asked once: it is looked up in files, which cannot be opened when descriptors have run out.
-    return importlib.metadata.version("cdi-courier")
+    # Asked once: it is looked up in files, which cannot be opened when descriptors have run out. Imported
+    # here because a start does without.
+    from importlib import metadata
+
+    try:
+        return metadata.version("cdi-courier")
+    except metadata.PackageNotFoundError:  # run from a folder of sources
+        return "unknown"
 
 
 def _state(state: State) -> dict[str, Any]:
@@ -389,6 +392,7 @@ def _supervise(
 
     def look() -> None:
         if not ending.wait(_ALONE):
+            _version()
             watch.run()
 
     # Not waited for: it may be in the midst of asking a runtime that hangs.

@@ -10,7 +10,6 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import attrs
@@ -20,7 +19,7 @@ from cdi_courier import policy
 from cdi_courier.errors import SettingsError, quoted
 from cdi_courier.names import split_device
 
-SYSTEM_DIR = Path("/etc/cdi-courier")
+SYSTEM_DIR = "/etc/cdi-courier"
 
 RUNTIME_KINDS = ("containerd", "cri-o", "docker", "podman")
 
@@ -111,7 +110,7 @@ def _key(default: Any, doc: str, *checks: _Check) -> Any:
 # --- the schema ----------------------------------------------------------------------------------------
 
 
-@frozen
+@frozen(repr=False)
 class BackendsSettings:
     """``[backends]``: which ways of delivery may be used, and in which order."""
 
@@ -120,7 +119,7 @@ class BackendsSettings:
     disabled: tuple[str, ...] = _key((), "entry-point names of plugins that are never imported")
 
 
-@frozen
+@frozen(repr=False)
 class RuntimeSettings:
     """``[runtimes] KEY``: what is known better than can be found out about one runtime."""
 
@@ -131,7 +130,7 @@ class RuntimeSettings:
     restart: str = _key("", "the command that restarts it")
 
 
-@frozen
+@frozen(repr=False)
 class DeliverySettings:
     """``[delivery]``: what happens when a request cannot be answered in full."""
 
@@ -146,7 +145,7 @@ class DeliverySettings:
     )
 
 
-@frozen
+@frozen(repr=False)
 class AnnotationsSettings:
     """``[annotations]``: which annotations are answered."""
 
@@ -158,7 +157,7 @@ class AnnotationsSettings:
     max_length: int = _key(4096, "bytes of one value", _between(1))
 
 
-@frozen
+@frozen(repr=False)
 class CdiSettings:
     """``[cdi]``: where spec files lie and which are believed."""
 
@@ -174,7 +173,7 @@ class CdiSettings:
     max_file_size: int = _key(2097152, "bytes of one spec file", _between(1))
 
 
-@frozen
+@frozen(repr=False)
 class PolicyRule:
     """``[[policy.rules]]``: one rule; an absent list matches anything."""
 
@@ -187,7 +186,7 @@ class PolicyRule:
     )
 
 
-@frozen
+@frozen(repr=False)
 class PolicySettings:
     """``[policy]``: who may have what."""
 
@@ -213,7 +212,7 @@ class PolicySettings:
         return policy.Policy(rules, default=self.default, local=self.local)
 
 
-@frozen
+@frozen(repr=False)
 class NriSettings:
     """``[nri]``: the NRI backend."""
 
@@ -233,7 +232,7 @@ class NriSettings:
     reconnect_max: float = _key(5.0, "seconds at most between attempts to connect", _between(0.1, 3600))
 
 
-@frozen
+@frozen(repr=False)
 class OciHookSettings:
     """``[oci_hook]``: the OCI hook backend."""
 
@@ -253,7 +252,7 @@ class OciHookSettings:
     )
 
 
-@frozen
+@frozen(repr=False)
 class CriODropInSettings:
     """``[cri_o_drop_in]``: the CRI-O backend."""
 
@@ -261,7 +260,7 @@ class CriODropInSettings:
     config_dir: str = _key("/etc/crio/crio.conf.d", "CRI-O's drop-in folder", _absolute)
 
 
-@frozen
+@frozen(repr=False)
 class ProbeSettings:
     """``[probe]``: looking for runtimes."""
 
@@ -269,7 +268,7 @@ class ProbeSettings:
     interval: float = _key(30.0, "seconds between looks", _between(1, 86400))
 
 
-@frozen
+@frozen(repr=False)
 class ServiceSettings:
     """``[service]``: the daemon."""
 
@@ -280,14 +279,14 @@ class ServiceSettings:
     log_format: Literal["auto", "text", "json"] = _key("auto", "auto: journal fields under systemd")
 
 
-@frozen
+@frozen(repr=False)
 class MetricsSettings:
     """``[metrics]``: the Prometheus endpoint."""
 
     listen: str = _key("", 'off when empty, else a loopback "HOST:PORT" or "unix:/path"', _listen)
 
 
-@frozen
+@frozen(repr=False)
 class Settings:
     """Every setting. `files` are those that were read, in order."""
 
@@ -309,32 +308,39 @@ class Settings:
 # --- reading -------------------------------------------------------------------------------------------
 
 
-def default_dir() -> Path:
+def default_dir() -> str:
     """The folder of the configuration files: system-wide, or the user's own when rootless."""
     if os.geteuid() == 0:
         return SYSTEM_DIR
     import platformdirs  # only for users
 
-    return Path(platformdirs.user_config_dir("cdi-courier"))
+    return platformdirs.user_config_dir("cdi-courier")
 
 
-def default_files(base: Path | None = None) -> list[Path]:
+def default_files(base: str | None = None) -> list[str]:
     """The configuration files that exist in `base` (None: `default_dir`), in reading order."""
     base = base or default_dir()
-    files = [base / "config.toml"] if (base / "config.toml").exists() else []
+    main, more = os.path.join(base, "config.toml"), os.path.join(base, "conf.d")
+    files = [main]
+    try:
+        os.stat(main)
+    except FileNotFoundError:
+        files = []
+    except OSError:
+        pass  # reading it says why it cannot be
     try:
         # Bytewise, whatever the locale: the order decides which file wins.
-        names = sorted((n for n in os.listdir(base / "conf.d") if n.endswith(".toml")), key=os.fsencode)
+        names = sorted((n for n in os.listdir(more) if n.endswith(".toml")), key=os.fsencode)
     except FileNotFoundError:
         names = []
     except OSError as error:
         raise SettingsError(
-            "SET001", f"cannot list {base / 'conf.d'}: {error.strerror}", "run as root, or fix the folder"
+            "SET001", f"cannot list {more}: {error.strerror}", "run as root, or fix the folder"
         ) from None
-    return files + [base / "conf.d" / name for name in names]
+    return files + [os.path.join(more, name) for name in names]
 
 
-def load(files: Iterable[Path] | None = None) -> Settings:
+def load(files: "Iterable[str | os.PathLike[str]] | None" = None) -> Settings:
     """The settings of `files` (None: `default_files`), merged in order over the defaults.
 
     Scalars and arrays of a later file replace those of an earlier one; ``policy.rules`` of a later file are
@@ -342,7 +348,7 @@ def load(files: Iterable[Path] | None = None) -> Settings:
     Raises `SettingsError`: ``SET001`` unreadable, ``SET002`` not TOML, ``SET003`` unknown table or key,
     ``SET004`` wrong type or value; each names file, line and key and what is allowed.
     """
-    paths = default_files() if files is None else list(files)
+    paths = default_files() if files is None else [os.fspath(path) for path in files]
     sections: dict[str, dict[str, Any]] = {}
     runtimes: dict[str, dict[str, Any]] = {}
     rules: list[PolicyRule] = []
@@ -368,23 +374,24 @@ def load(files: Iterable[Path] | None = None) -> Settings:
     return Settings(
         **{name: types[name](**section) for name, section in sections.items()},
         runtimes={key: RuntimeSettings(**value) for key, value in runtimes.items()},
-        files=tuple(map(str, paths)),
+        files=tuple(paths),
     )
 
 
-def _read(path: Path) -> str:
+def _read(path: str) -> str:
     try:
-        return path.read_bytes().decode()
+        with open(path, "rb") as file:
+            return file.read().decode()
     except OSError as error:
         raise SettingsError(
             "SET001",
             f"cannot read {path}: {error.strerror}",
             "make it a file that this user may read, or name another with --config",
-            file=str(path),
+            file=path,
         ) from None
     except UnicodeDecodeError as error:
         raise SettingsError(
-            "SET002", f"{path}: byte {error.start} is not UTF-8", "save the file as UTF-8", file=str(path)
+            "SET002", f"{path}: byte {error.start} is not UTF-8", "save the file as UTF-8", file=path
         ) from None
 
 
@@ -394,7 +401,7 @@ _Path = tuple["str | int", ...]
 class _File:
     """One file being checked: turns its values into typed ones and says where a wrong one stands."""
 
-    def __init__(self, path: Path, text: str) -> None:
+    def __init__(self, path: str, text: str) -> None:
         self._path = path
         self._text = text
 
@@ -403,9 +410,7 @@ class _File:
         try:
             document = tomllib.loads(self._text)
         except (ValueError, RecursionError) as error:  # also for a number of too many digits
-            raise SettingsError(
-                "SET002", f"{self._path} is not TOML: {error}", file=str(self._path)
-            ) from None
+            raise SettingsError("SET002", f"{self._path} is not TOML: {error}", file=self._path) from None
         result = {}
         for name, table in document.items():
             attribute = self._attribute(Settings, (name,), "table")
@@ -475,9 +480,7 @@ class _File:
     def _error(self, code: str, path: _Path, problem: str) -> SettingsError:
         line = _line_of(self._text, path)
         key = ".".join(f"[{p + 1}]" if isinstance(p, int) else p for p in path).replace(".[", "[")
-        return SettingsError(
-            code, f"{self._path}, line {line}, {key}: {problem}", file=str(self._path), key=key
-        )
+        return SettingsError(code, f"{self._path}, line {line}, {key}: {problem}", file=self._path, key=key)
 
 
 def _line_of(text: str, path: _Path) -> int:

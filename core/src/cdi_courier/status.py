@@ -13,7 +13,6 @@ import os
 import socket
 import sys
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from cdi_courier.errors import HostError
@@ -90,14 +89,15 @@ def serving(state_dir: str, report: Callable[[], dict[str, Any]]) -> Iterator[No
         for listener in made:
             listener.close()
             with contextlib.suppress(OSError):
-                Path(path).unlink(missing_ok=True)
+                os.unlink(path)
 
 
 def _listener(path: str) -> socket.socket:
     """A socket that listens there, for nobody but its owner. Raises `OSError`."""
     listener = socket.socket(socket.AF_UNIX)
     try:
-        Path(path).unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
         before = os.umask(0o177)
         try:
             at(path, listener.bind)

@@ -80,7 +80,7 @@ def test_explain_has_words_for_it(kind: str, tmp_path: Path) -> None:
     """A person reads what it is, not its name on the wire alone."""
     (tmp_path / "v.json").write_bytes(document(kind))
     settings = Settings(cdi=CdiSettings(dirs=(str(tmp_path),), trust="any"))
-    plugins = discover(entry_points=[])
+    plugins = discover(found=[])
     metadata = {"name": "p", "namespace": "kube-system", "annotations": {"nvidia.cdi.k8s.io": "v.com/c=d"}}
     pod = {"kind": "Pod", "metadata": metadata, "spec": {"containers": [{"name": "c"}]}}
     templates = manifests.read(json.dumps(pod).encode())

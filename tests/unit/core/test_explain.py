@@ -97,7 +97,7 @@ def config(folder: Path) -> Settings:
 
 
 def plugins_of(backend: FakeBackend | None) -> Plugins:
-    return attrs.evolve(discover(entry_points=[]), backends={} if backend is None else {"fake": backend})
+    return attrs.evolve(discover(found=[]), backends={} if backend is None else {"fake": backend})
 
 
 def explained(

@@ -8,6 +8,7 @@ import logging
 import queue
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from socket import AF_UNIX, SOCK_DGRAM, socket
 from typing import Any
@@ -79,6 +80,20 @@ def test_before_the_host_is_described_sessions_are_known_by_their_socket() -> No
     assert found["described"] is False
     assert found["runtimes"][SOCKET]["backend"] == "nri"
     assert found["runtimes"][SOCKET]["version"] == "v2.1.9"
+
+
+def test_without_the_distribution_the_version_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon that runs from a folder of sources reports all else."""
+
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", missing)
+    service._version.cache_clear()
+    try:
+        assert reported(Server(state="active"), looked=False)["version"] == "unknown"
+    finally:
+        service._version.cache_clear()
 
 
 def test_decisions_are_in_the_order_of_time() -> None:

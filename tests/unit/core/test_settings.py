@@ -441,10 +441,10 @@ def test_an_unreadable_file_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     """A file without permission is SET001, also where root runs the test and could read it."""
     (path,) = write(tmp_path, "")
 
-    def refuse(_: Path) -> bytes:
+    def refuse(*_: object) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr("cdi_courier.settings.open", refuse, raising=False)
 
     with pytest.raises(SettingsError, match="Permission denied") as caught:
         load([path])
@@ -454,7 +454,7 @@ def test_an_unreadable_file_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_folder_is_read_bytewise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """config.toml comes first, then the .toml files of conf.d in the order of their bytes."""
-    monkeypatch.setattr("cdi_courier.settings.SYSTEM_DIR", tmp_path)
+    monkeypatch.setattr("cdi_courier.settings.SYSTEM_DIR", str(tmp_path))
     monkeypatch.setattr("os.geteuid", lambda: 0)
     assert default_files() == []
     (tmp_path / "conf.d").mkdir()
@@ -468,14 +468,28 @@ def test_the_folder_is_read_bytewise(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ):
         (tmp_path / name).touch()
 
-    names = [str(path.relative_to(tmp_path)) for path in default_files()]
+    names = [os.path.relpath(path, tmp_path) for path in default_files()]
 
     assert names == ["config.toml", "conf.d/10.toml", "conf.d/B.toml", "conf.d/b.toml", "conf.d/é.toml"]
 
 
+def test_a_main_file_that_cannot_be_looked_at_is_refused_and_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a config.toml that is not there is none; one that leads in a circle is SET001."""
+    monkeypatch.setattr("cdi_courier.settings.SYSTEM_DIR", str(tmp_path))
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    (tmp_path / "config.toml").symlink_to("config.toml")
+
+    with pytest.raises(SettingsError) as caught:
+        load()
+
+    assert caught.value.code == "SET001"
+
+
 def test_a_folder_that_is_a_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A conf.d that cannot be listed is SET001."""
-    monkeypatch.setattr("cdi_courier.settings.SYSTEM_DIR", tmp_path)
+    monkeypatch.setattr("cdi_courier.settings.SYSTEM_DIR", str(tmp_path))
     monkeypatch.setattr("os.geteuid", lambda: 0)
     (tmp_path / "conf.d").touch()
 

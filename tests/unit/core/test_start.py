@@ -21,13 +21,15 @@ __main__.main()
 
 LATER = {
     "click",
+    "importlib.metadata",
+    "pathlib",
     "yaml",
     "subprocess",
     "cdi_courier.cdi.model",
     "cdi_courier.choice",
     "cdi_courier.host.describe",
 }
-"""What only commands need, or what is imported once the sessions have begun."""
+"""What only commands need, what is imported once the sessions have begun, and what is slow to load."""
 
 
 def settings_in(folder: Path, text: str = "") -> Path:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def settings_place(settings: Settings) -> str:
     """Where the settings came from, as `cdi_courier.compiling.settings_place` has it."""
     # Only the usual folder has several files, or none.
-    if len(settings.files) == 1 and settings.files != tuple(map(str, default_files())):
+    if len(settings.files) == 1 and settings.files != tuple(default_files()):
         return os.path.abspath(settings.files[0])
     return f"{default_dir()}/"
 

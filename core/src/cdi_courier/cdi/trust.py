@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import stat
-from pathlib import Path
 from typing import Final
 
 _IDENTITY: Final = ["0", "0", "4294967295"]
@@ -51,7 +50,8 @@ def distrust_directory(uid: int, gid: int, mode: int, owners: frozenset[int]) ->
 
 def _is_initial_user_namespace() -> bool:
     try:
-        return Path("/proc/self/uid_map").read_text("ascii").split() == _IDENTITY
+        with open("/proc/self/uid_map", encoding="ascii") as file:
+            return file.read().split() == _IDENTITY
     except OSError:
         # Without /proc nothing is known; the stricter answer is the safe one.
         return True
@@ -59,6 +59,7 @@ def _is_initial_user_namespace() -> bool:
 
 def _overflow_uid() -> int:
     try:
-        return int(Path("/proc/sys/kernel/overflowuid").read_text("ascii"))
+        with open("/proc/sys/kernel/overflowuid", encoding="ascii") as file:
+            return int(file.read())
     except (OSError, ValueError):
         return _DEFAULT_OVERFLOW_UID
