@@ -8,27 +8,27 @@ write it, so that it can be held against them line by line::
 
 A field is ``NUMBER NAME TYPE``; ``*`` means repeated; a type that is no scalar names another message of
 the table. Enumerations are written ``int32``: the same on the wire, and unknown values survive.
+
+The descriptor is put together as bytes, as protoc puts it into generated code, and not with the classes of
+``descriptor_pb2``: to load those is a fortieth of the daemon's start. Its field numbers cannot change.
+Source: google/protobuf/descriptor.proto.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pool, message_factory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_FIELD = descriptor_pb2.FieldDescriptorProto
-_SCALARS = {
-    "bool": _FIELD.TYPE_BOOL,
-    "bytes": _FIELD.TYPE_BYTES,
-    "int32": _FIELD.TYPE_INT32,
-    "int64": _FIELD.TYPE_INT64,
-    "string": _FIELD.TYPE_STRING,
-    "uint32": _FIELD.TYPE_UINT32,
-    "uint64": _FIELD.TYPE_UINT64,
-}
+# FieldDescriptorProto.Type and Label.
+_SCALARS: Final = {"int64": 3, "uint64": 4, "int32": 5, "bool": 8, "string": 9, "bytes": 12, "uint32": 13}
+_MESSAGE: Final = 11
+_OPTIONAL: Final = 1
+_REPEATED: Final = 3
+_MAP_ENTRY: Final = b"\x38\x01"  # MessageOptions: map_entry (7) is true
 
 
 def message_classes(package: str, table: Mapping[str, str]) -> dict[str, Any]:
@@ -39,14 +39,8 @@ def message_classes(package: str, table: Mapping[str, str]) -> dict[str, Any]:
     Raises ValueError for a field that does not parse and KeyError-like TypeError for an unknown type;
     both are mistakes of the programmer, found at import.
     """
-    file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
-    for name, fields in table.items():
-        message = file.message_type.add(name=name)
-        for text in _split(fields):
-            number, field, type_ = text.split(" ", 2)
-            _add_field(message, package, int(number), field, type_)
     pool = descriptor_pool.DescriptorPool()
-    pool.AddSerializedFile(file.SerializeToString())
+    pool.AddSerializedFile(_file(package, table))
     # GetMessageClass appeared in protobuf 4.22; GetPrototype can go when Debian 12 and EPEL 10 are history.
     get_class: Any = getattr(message_factory, "GetMessageClass", None)
     if get_class is None:
@@ -54,26 +48,53 @@ def message_classes(package: str, table: Mapping[str, str]) -> dict[str, Any]:
     return {name: get_class(pool.FindMessageTypeByName(f"{package}.{name}")) for name in table}
 
 
+def _file(package: str, table: Mapping[str, str]) -> bytes:
+    """A FileDescriptorProto."""
+    messages = (_message(package, name, fields) for name, fields in table.items())
+    parts = [_encoded(1, f"{package}.proto"), _encoded(2, package), *(_encoded(4, m) for m in messages)]
+    return b"".join([*parts, _encoded(12, "proto3")])
+
+
+def _message(package: str, name: str, fields: str) -> bytes:
+    """A DescriptorProto."""
+    data = _encoded(1, name)
+    for text in _split(fields):
+        number, field, type_ = text.split(" ", 2)
+        if type_.startswith("map<"):
+            key, value = type_.removeprefix("map<").removesuffix(">").split(",")
+            entry = "".join(part.capitalize() for part in field.split("_")) + "Entry"
+            pair = _field(package, 1, "key", key.strip()) + _field(package, 2, "value", value.strip())
+            data += _encoded(3, _encoded(1, entry) + pair + _encoded(7, _MAP_ENTRY))
+            type_ = f"{name}.{entry}*"
+        data += _field(package, int(number), field, type_)
+    return data
+
+
+def _field(package: str, number: int, name: str, type_: str) -> bytes:
+    """A field of a DescriptorProto: a FieldDescriptorProto."""
+    plain = type_.removesuffix("*")
+    label = _OPTIONAL if plain == type_ else _REPEATED
+    data = _encoded(1, name) + _encoded(3, number) + _encoded(4, label)
+    data += _encoded(5, _SCALARS.get(plain, _MESSAGE))
+    return _encoded(2, data if plain in _SCALARS else data + _encoded(6, f".{package}.{plain}"))
+
+
 def _split(fields: str) -> list[str]:
     # The comma inside map<K,V> has no blank behind it; the one between fields does.
     return [" ".join(text.split()) for text in fields.replace(",\n", ", ").split(", ") if text.strip()]
 
 
-def _add_field(message: Any, package: str, number: int, name: str, type_: str) -> None:
-    field = message.field.add(name=name, number=number, label=_FIELD.LABEL_OPTIONAL)
-    if type_.endswith("*"):
-        field.label = _FIELD.LABEL_REPEATED
-        type_ = type_[:-1]
-    if type_.startswith("map<"):
-        key, value = type_.removeprefix("map<").removesuffix(">").split(",")
-        entry_name = "".join(part.capitalize() for part in name.split("_")) + "Entry"
-        entry = message.nested_type.add(name=entry_name)
-        entry.options.map_entry = True
-        _add_field(entry, package, 1, "key", key.strip())
-        _add_field(entry, package, 2, "value", value.strip())
-        field.label = _FIELD.LABEL_REPEATED
-        field.type, field.type_name = _FIELD.TYPE_MESSAGE, f".{package}.{message.name}.{entry_name}"
-    elif type_ in _SCALARS:
-        field.type = _SCALARS[type_]
-    else:
-        field.type, field.type_name = _FIELD.TYPE_MESSAGE, f".{package}.{type_}"
+def _encoded(number: int, value: int | str | bytes) -> bytes:
+    """A field on the wire: a varint, or bytes with their length before them."""
+    if isinstance(value, int):
+        return bytes((number << 3,)) + _varint(value)
+    data = value.encode() if isinstance(value, str) else value
+    return bytes((number << 3 | 2,)) + _varint(len(data)) + data
+
+
+def _varint(value: int) -> bytes:
+    data = bytearray()
+    while value > 0x7F:
+        data.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes((*data, value))

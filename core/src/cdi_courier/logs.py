@@ -14,7 +14,6 @@ JSON; in text they are in the message.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import queue
@@ -353,6 +352,8 @@ class _Text:
 
 def _json(line: Line) -> str:
     """One object: time (UTC), level, logger, message, and what is known of a decision."""
+    import json  # with the first line, for those who want it so
+
     second = int(line.created)
     when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
     return json.dumps(

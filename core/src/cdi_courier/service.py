@@ -270,10 +270,16 @@ def report(servers: Mapping[str, Server], watch: Watch, state: State | None = No
     }
 
 
+def _prepare_reports() -> None:
+    """Load what a report takes: a start does without, and later descriptors may have run out."""
+    import json  # noqa: F401 - for `status`
+
+    _version()
+
+
 @functools.cache
 def _version() -> str:
-    # Asked once: it is looked up in files, which cannot be opened when descriptors have run out. Imported
-    # here because a start does without.
+    # Asked once: it is looked up in files.
     from importlib import metadata
 
     try:
@@ -392,7 +398,7 @@ def _supervise(
 
     def look() -> None:
         if not ending.wait(_ALONE):
-            _version()
+            _prepare_reports()
             watch.run()
 
     # Not waited for: it may be in the midst of asking a runtime that hangs.

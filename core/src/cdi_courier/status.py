@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import logging
 import os
 import socket
@@ -165,6 +164,8 @@ def ask(state_dir: str, timeout: float = _PATIENCE) -> dict[str, Any] | None:
         data = bytearray()
         while part := client.recv(65536):
             data += part
+    import json
+
     report = json.loads(data)
     if not isinstance(report, dict):
         raise ValueError("the answer is no JSON object")  # noqa: TRY004 - of data, not of a type
@@ -198,6 +199,8 @@ def _serve(listener: socket.socket, report: Callable[[], dict[str, Any]], ending
             logger.info("the status is told again")
         with connection:
             try:
+                import json  # the daemon does it ahead, when its sessions have begun (`service`)
+
                 connection.settimeout(_PATIENCE)
                 connection.sendall(json.dumps(report()).encode())
             except OSError:
