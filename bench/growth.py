@@ -27,7 +27,7 @@ from cdi_courier.injector import Injection, Injector
 from cdi_courier.request import ContainerRequest
 from cdi_courier.settings import Settings
 from cdi_courier_nri import adjustment
-from cdi_courier_nri.backend import Handler
+from cdi_courier_nri.handler import Handler
 from cdi_courier_nri.session import Session, Synchronized
 
 HERE = Path(__file__).resolve().parent

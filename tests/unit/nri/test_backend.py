@@ -19,8 +19,9 @@ from cdi_courier.host.model import Fact, Runtime
 from cdi_courier.injector import Injection, Injector
 from cdi_courier.request import ContainerRequest
 from cdi_courier.settings import RuntimeSettings, Settings, load
-from cdi_courier_nri import adjustment, backend, messages, runtimes
-from cdi_courier_nri.backend import Handler, NriBackend
+from cdi_courier_nri import adjustment, messages, runtimes
+from cdi_courier_nri.backend import NriBackend
+from cdi_courier_nri.handler import Handler
 from cdi_courier_nri.session import Configured, CreateContainer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -842,7 +843,7 @@ def test_a_request_that_ran_out_of_time_is_told_with_its_devices_and_how_long_it
     clock = iter([100.0, 101.4])
     handler = handler_of(context(config))
     asked = event("vendor.com/gpu=a")
-    monkeypatch.setattr(backend.time, "monotonic", lambda: next(clock, 101.4))
+    monkeypatch.setattr("cdi_courier_nri.handler.time.monotonic", lambda: next(clock, 101.4))
     waiting = handler.create_container(asked, 1.0)
 
     handler.failed(asked, ProtocolError("NRI015", "too late"))
@@ -856,7 +857,7 @@ def test_a_request_that_ran_out_of_time_is_told_with_its_devices_and_how_long_it
 
 def test_the_kinds_that_are_counted_are_bounded(config: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many vendors a host's files name, there are so many series and one for the rest."""
-    monkeypatch.setattr(backend, "_MAX_KINDS", 1)
+    monkeypatch.setattr("cdi_courier_nri.handler._MAX_KINDS", 1)
     handler = handler_of(context(config))
     edits = {"containerEdits": {"env": ["A=b"]}}
     spec = {"cdiVersion": "0.6.0", "kind": "other.com/x", "devices": [{"name": "a", **edits}]}

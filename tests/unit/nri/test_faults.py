@@ -778,7 +778,7 @@ def test_only_a_status_tells_the_wall_clocks_time() -> None:
         assert "datetime" not in imported
 
     assert set(users) == {
-        "backend.__init__",
+        "handler.__init__",
         "connection.report",
     }
 
