@@ -26,7 +26,7 @@ OLD = b"version = 2\n"
 NEW = b"version = 2\nimports = []\n"
 
 
-@attrs.define
+@attrs.define(slots=False)
 class FakeBackend:
     """A backend that plans what it is given, for every runtime.
 
@@ -323,6 +323,31 @@ def test_one_runtimes_trouble_is_not_the_others(bench: Bench):
 
     assert "one: NRI101: it has none (use another)" in output
     assert bench.installed
+
+
+@pytest.mark.parametrize("asked", [[], ["--runtime", "one"]], ids=["all", "that-one"])
+@pytest.mark.parametrize("others", [[], ["two"]], ids=["alone", "beside-another"])
+def test_a_runtime_that_a_backend_is_not_for_is_left_alone_beside_another(
+    bench: Bench, asked: list[str], others: list[str]
+):
+    """To name a backend fails only if it serves none, or not the runtime that was named too."""
+    bench.keys = ["one", *others]
+
+    def plans(runtime: Runtime) -> ChangeSet:
+        if runtime.key == "one":
+            raise HostError("NRI101", "it has none", "use another")
+        return bench.plan(runtime)
+
+    def offer(runtime: Runtime, _: Any) -> Offer:
+        return Offer("fake", "full", "impossible" if runtime.key == "one" else "restart", "so")
+
+    bench.plans = plans
+    bench.backend.offer = offer  # type: ignore[method-assign]
+    fine = bool(others) and not asked
+    output = bench.invoke("install", "--backend", "fake", *asked, code=0 if fine else 1).output
+
+    assert f"one: {'left alone: ' if fine else ''}NRI101: it has none" in output
+    assert bool(changes.installed(changes.FOLDER)) is fine
 
 
 @pytest.mark.parametrize("name", ["two", "/run/two.sock"], ids=["key", "endpoint"])

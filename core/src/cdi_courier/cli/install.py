@@ -109,17 +109,25 @@ def install(
         raise HostError(
             "CHG010", "no container runtime was found", "start it, or name its endpoint in [runtimes]"
         )
-    failed = False
+    failed = served = False
+    unfit: dict[str, CourierError] = {}
     for runtime in runtimes:
         try:
             job = _plan(plugins, runtime, settings, backend, may_restart=not no_restart)
             if job is not None:
                 _do(job, settings, dry_run=dry_run, restart=restart, canary=canary, force=force)
+                served = True
         except CourierError as error:
             # One runtime's trouble is not the others'.
+            if backend is not None and key is None and _is_unfit(plugins, runtime, settings, backend):
+                unfit[runtime.key] = error
+                continue
             click.echo(f"{runtime.key}: {error}", err=True)
             failed = True
-    context.exit(1 if failed else 0)
+    for name, reason in unfit.items():
+        # Podman beside CRI-O is no failure to set CRI-O up, unless it is all that is here.
+        click.echo(f"{name}: {'left alone: ' if served else ''}{reason}", err=True)
+    context.exit(1 if failed or (unfit and not served) else 0)
 
 
 def modes(*, dry_run: bool, apply: bool, no_restart: bool) -> None:
@@ -220,6 +228,17 @@ def _plan(
     if not may_restart:
         plan = getattr(backend, "plan_without_restart", plan)
     return _Job(backend, runtime, _asked(backend, "plan", plan, runtime, settings))
+
+
+def _is_unfit(plugins: Plugins, runtime: Runtime, settings: Settings, name: str) -> bool:
+    """Whether the backend says of itself that it cannot serve the runtime, whatever is installed."""
+    try:
+        offer = _asked(
+            _backend(plugins, name), "make an offer", plugins.backends[name].offer, runtime, settings
+        )
+    except CourierError:
+        return False
+    return offer.needs == "impossible"
 
 
 def _asked(backend: Backend, what: str, call: Callable[..., T], *arguments: Any, **named: Any) -> T:
