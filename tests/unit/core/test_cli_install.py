@@ -350,6 +350,19 @@ def test_a_runtime_that_a_backend_is_not_for_is_left_alone_beside_another(
     assert bool(changes.installed(changes.FOLDER)) is fine
 
 
+def test_what_a_backend_plans_and_cannot_do_is_a_failure_whatever_it_offers(bench: Bench):
+    """A restart that fails is told as such, also where the backend's offer has been that it is impossible."""
+    bench.keys = ["one", "two"]
+    bench.backend.possible = False
+    bench.plans = lambda runtime: attrs.evolve(
+        bench.plan(runtime), restart=bench.restart(status=1) if runtime.key == "one" else ""
+    )
+    output = bench.invoke("install", "--backend", "fake", "--apply", code=1).output
+
+    assert "one: CHG007" in output
+    assert "left alone" not in output
+
+
 @pytest.mark.parametrize("name", ["two", "/run/two.sock"], ids=["key", "endpoint"])
 def test_one_runtime_can_be_named(bench: Bench, name: str):
     """By its key or its endpoint; the others are left alone."""

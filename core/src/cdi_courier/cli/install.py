@@ -112,6 +112,7 @@ def install(
     failed = served = False
     unfit: dict[str, CourierError] = {}
     for runtime in runtimes:
+        job = None
         try:
             job = _plan(plugins, runtime, settings, backend, may_restart=not no_restart)
             if job is not None:
@@ -119,7 +120,8 @@ def install(
                 served = True
         except CourierError as error:
             # One runtime's trouble is not the others'.
-            if backend is not None and key is None and _is_unfit(plugins, runtime, settings, backend):
+            chosen = backend if key is None and job is None else None
+            if chosen is not None and _is_unfit(plugins, runtime, settings, chosen):
                 unfit[runtime.key] = error
                 continue
             click.echo(f"{runtime.key}: {error}", err=True)
