@@ -20,9 +20,12 @@ named_by_runtimes() { # STATE: one line a configuration file of a runtime that n
 }
 
 used_by_containers() { # STATE: one line a thing that runs, or will run, a wrapper (see host/gate_users.py)
-    # A monitor, such as conmon, has the runtime's path among its arguments.
+    # A monitor, such as conmon, has the runtime's path among its arguments. Those of others say nothing.
     for process in /proc/[0-9]*; do
-        if grep -qsF "$1/bin/" "$process/cmdline"; then echo "process ${process#/proc/}"; fi
+        if grep -qsF "$1/bin/" "$process/cmdline" &&
+            grep -qs '^Uid:[[:blank:]]0[[:blank:]]' "$process/status"; then
+            echo "process ${process#/proc/}"
+        fi
     done
     # A shim of containerd has it beside the container's bundle. Its state folder is a usual one, or is seen in
     # the mounts of what runs, or as the folder of its first container in which a shim works.
@@ -35,7 +38,9 @@ used_by_containers() { # STATE: one line a thing that runs, or will run, a wrapp
         sed -n "s|^[^ ]* \\([^ ]*/$tasks/[^/ ]*/[^/ ]*\\)/.*|\\1|p" /proc/self/mounts
         readlink /proc/[0-9]*/cwd 2>/dev/null | grep "/$tasks/[^/]*/[^/]*\$" || true # nobody works there
     } | sort -u | while read -r bundle; do
-        if grep -qsF "$1/bin/" "$bundle/options.json" "$bundle/runtime"; then
+        # Anybody may work in a folder that looks like a shim's; root's are ours.
+        if [ -O "$(dirname "$(dirname "$bundle")")" ] &&
+            grep -qsF "$1/bin/" "$bundle/options.json" "$bundle/runtime"; then
             echo "container ${bundle##*/}"
         fi
     done

@@ -13,6 +13,9 @@ import pytest
 from cdi_courier.host import gate_users
 
 CRI = "io.kubernetes.cri."
+NOBODY = 65534
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
 
 
 class Host:
@@ -129,6 +132,25 @@ def test_state_in_an_unusual_folder_is_found_by_its_shims(host: Host, monkeypatc
     assert found == ("k8s.io/a",)
 
 
+@needs_root
+def test_what_another_user_has_made_counts_for_nothing(host: Host, monkeypatch: pytest.MonkeyPatch):
+    """Who is not root cannot keep a gate in use by working in a folder that looks like a shim's."""
+    monkeypatch.setattr(gate_users, "_CONTAINERD_STATES", ())
+    bundle = host.task("a", options={"binary_name": str(host.gate)})
+    tasks = bundle.parents[1]
+    with subprocess.Popen(["sleep", "60"], cwd=bundle) as shim:
+        os.chown(tasks, NOBODY, NOBODY)
+        theirs = host.users()
+        os.chown(tasks, 0, 0)
+        tasks.chmod(0o1777)
+        anybodys = host.users()
+        tasks.chmod(0o711)
+        roots = host.users()
+        shim.kill()
+
+    assert (theirs, anybodys, roots) == ((), (), ("k8s.io/a",))
+
+
 def test_state_in_a_folder_with_a_blank_is_found_by_its_mounts(
     host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -216,6 +238,24 @@ def test_a_docker_that_was_told_its_folder_by_an_option_is_found(host: Host):
         daemon.kill()
 
     assert found == ("docker/web",)
+
+
+@needs_root
+def test_a_docker_of_another_user_counts_for_nothing(host: Host):
+    """Who is not root cannot keep a gate in use by a program that looks like Docker's daemon."""
+    host.daemon.write_text(json.dumps({"runtimes": {"ours": {"path": str(host.gate)}}}))
+    host.container("1", "ours", "/web")
+    argv = ["dockerd", "-c", "echo; read -r _", "x", "--data-root", str(host.data)]
+    found = []
+    for user in (NOBODY, 0):
+        with subprocess.Popen(
+            argv, executable="/bin/sh", user=user, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as daemon:
+            assert daemon.stdout is not None
+            daemon.stdout.readline()
+            found.append(host.users())
+
+    assert found == [(), ("docker/web",)]
 
 
 def test_docker_s_file_may_be_called_anything(host: Host):

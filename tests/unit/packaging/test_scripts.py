@@ -179,6 +179,23 @@ def test_a_shim_somewhere_else_keeps_its_wrapper(host: Host, file: str) -> None:
     assert not host.state.exists()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_another_user_cannot_keep_a_wrapper(host: Host) -> None:
+    """Unless root's, neither a folder that looks like a shim's nor an argument that names it counts."""
+    bundle = host.root / "srv/io.containerd.runtime.v2.task/default/abc"
+    bundle.mkdir(parents=True)
+    (bundle / "runtime").write_text(f"{host.state}/bin/cdi-courier-containerd")
+    os.chown(bundle.parents[1], 65534, 65534)
+    argv = ["/bin/sh", "-c", "read -r _; :", "x", f"{host.state}/bin/cdi-courier-containerd"]
+    with (
+        subprocess.Popen(["cat"], cwd=bundle, stdin=subprocess.PIPE),
+        subprocess.Popen(argv, user=65534, stdin=subprocess.PIPE),
+    ):
+        host.run(maintainer_script("postrm"), "remove")
+
+    assert not host.state.exists()
+
+
 @pytest.mark.parametrize(
     ("left", "kept"), [(0, set()), (1, {"state", "runtime", "spec"})], ids=["erase", "upgrade"]
 )

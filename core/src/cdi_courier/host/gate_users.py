@@ -65,6 +65,9 @@ def containerd(gate: str, _: Sequence[str]) -> Iterator[str]:
     needs no low-level runtime any more.
     """
     for state in _states():
+        # Anybody may work in a folder that looks like a shim's.
+        if not _is_ours(state + _TASKS):
+            continue
         for namespace in _entries(state + _TASKS):
             for name in _entries(f"{state}{_TASKS}/{namespace}"):
                 bundle = f"{state}{_TASKS}/{namespace}/{name}"
@@ -144,7 +147,7 @@ def _docker_roots() -> Iterator[str]:
     """Where daemons that run were told by an option to keep their data."""
     for entry in _entries("/proc"):
         words = (_read(f"/proc/{entry}/cmdline") or b"").split(b"\0") if entry.isdigit() else [b""]
-        if os.path.basename(words[0]) != b"dockerd":
+        if os.path.basename(words[0]) != b"dockerd" or _user_of(entry) not in _owners():
             continue
         for word, after in zip(words, [*words[1:], b""], strict=True):
             name, equals, value = word.partition(b"=")
@@ -221,6 +224,26 @@ def _same(path: str, gate: str) -> bool:
         return False
 
 
+def _owners() -> tuple[int, ...]:
+    """Whose containers can need a gate: root's, and those of who asks."""
+    return 0, os.getuid()
+
+
+def _is_ours(folder: str) -> bool:
+    """Whether there is such a folder, and nobody else can have put anything into it."""
+    try:
+        found = os.stat(folder)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    return found.st_uid in _owners() and not found.st_mode & stat.S_IWOTH
+
+
+def _user_of(process: str) -> int | None:
+    """The user that has started a process, whatever it has become since; None if it has ended."""
+    found = re.search(rb"^Uid:\s+(\d+)", _read(f"/proc/{process}/status") or b"", re.MULTILINE)
+    return int(found[1]) if found else None
+
+
 def _entries(folder: str) -> list[str]:
     try:
         return os.listdir(folder)
@@ -238,8 +261,7 @@ def _link(path: str) -> str:
 def _read(path: str) -> bytes | None:
     """A file's bytes; None if there is none, or nothing that a runtime has written."""
     try:
-        # Looked at first, because anybody may work in a folder that looks like a shim's: opening a pipe
-        # waits for its writer, and opening a device may do anything.
+        # Looked at first: opening a pipe waits for its writer, and opening a device may do anything.
         if not stat.S_ISREG(os.stat(path).st_mode):
             return None
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
