@@ -1,9 +1,9 @@
 """Finds the entry points of installed plugins without `importlib.metadata`, where nothing is unusual.
 
-To load that library takes the daemon as long as a fifth of its own modules, and a node's containers wait for
-its start. So the plain case is read here: folders of metadata, each distribution once. Whatever else there
-is, the library is asked: what this finds is what it finds (test_entry_points.py), but a file that it fails
-at is nobody else's trouble. It must not know what a plugin is.
+To load that library would be a sixth of the daemon's start, which a node's containers wait for. So the plain
+case is read here: folders of metadata, each distribution once. Whatever else there is, the library is asked:
+what this finds is what it finds (test_entry_points.py), but a file that it fails at is nobody else's trouble.
+It must not know what a plugin is.
 
 Source: "Entry points specification", packaging.python.org.
 """
