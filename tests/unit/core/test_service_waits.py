@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -60,3 +61,30 @@ def test_a_backend_that_was_asked_for_must_be_there(settings: Settings) -> None:
         service.run(settings, "nri")
 
     assert raised.value.code == "PLG003"
+
+
+@pytest.mark.parametrize("alone", [3600.0, 0.0], ids=["before", "after"])
+def test_the_host_is_described_when_the_sessions_had_their_moment(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, alone: float
+) -> None:
+    """Not before, and to end does not wait for it."""
+    described = threading.Event()
+    monkeypatch.setattr(service, "_ALONE", alone)
+
+    def describe(_: Settings) -> Host:
+        described.set()
+        return Host(())
+
+    monkeypatch.setattr("cdi_courier.host.describe.describe", describe)
+    attend = service._attend
+
+    def attended(*arguments: Any) -> None:
+        if not alone:
+            assert described.wait(10)
+        arguments[1].put("stop")
+        attend(*arguments)
+
+    monkeypatch.setattr(service, "_attend", attended)
+
+    assert service.run(settings) == 0
+    assert described.is_set() is (alone == 0.0)
