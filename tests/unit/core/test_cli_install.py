@@ -233,7 +233,7 @@ def test_a_daemon_that_keeps_the_restart_command_s_output_is_not_waited_for(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ):
     """An init script may leave the daemon its own output; what that writes later is nobody's trouble."""
-    monkeypatch.setattr(install_command, "_RESTART_TIMEOUT", 30.0)
+    monkeypatch.setattr("cdi_courier.cli.installing._RESTART_TIMEOUT", 30.0)
     late, go = bench.root / "late", bench.root / "go"
     os.mkfifo(go)
     os.mkfifo(late)

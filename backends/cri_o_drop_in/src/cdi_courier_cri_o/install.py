@@ -14,8 +14,7 @@ from cdi_courier.errors import HostError, quoted
 from cdi_courier.host import configured, processes
 from cdi_courier.host.files import Root
 
-from . import configuration, dropin, dryrun, offers, ways
-from .backend import NAME
+from . import NAME, configuration, dropin, dryrun, offers, ways
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -19,8 +19,7 @@ from cdi_courier.host.files import Root
 from cdi_courier.host.low_level import is_sandboxed
 from cdi_courier.host.model import FIRST_WITH_NRI
 
-from . import configuration, ways
-from .backend import NAME
+from . import NAME, configuration, ways
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

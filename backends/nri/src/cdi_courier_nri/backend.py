@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from cdi_courier.hookspecs import API_VERSION, Backend, Offer, ServeContext, hookimpl
 
-from . import launched, offers
+from . import NAME, launched, offers
 from .probe import probe
 from .server import Server
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class NriBackend:
     """Delivers through the runtime's NRI socket; needs nothing installed and nothing restarted."""
 
-    name = offers.NAME
+    name = NAME
     api_version = API_VERSION
 
     def offer(self, runtime: Runtime, settings: Settings) -> Offer:

@@ -16,9 +16,8 @@ from cdi_courier.injector import Grant, Injection, Injector, Skipped
 from cdi_courier.logs import Decision
 from cdi_courier.request import ContainerRequest
 
-from . import adjustment, modes, runtimes
+from . import NAME, adjustment, modes, runtimes
 from .edits import PreparedEdits, Undeliverable
-from .offers import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -15,6 +15,8 @@ from cdi_courier.host import containerd_files as files
 from cdi_courier.host.files import read_file
 from cdi_courier.host.model import FIRST_WITH_NRI
 
+from . import NAME
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
 
 PLUGIN: Final = "io.containerd.nri.v1.nri"
 
-_NAME = "nri"
 _DROP_IN = "conf.d/50-cdi-courier-nri.toml"
 # A pattern, although it is for one file: containerd 1.7 does not start if a plain name is missing.
 _PATTERN = "conf.d/50-cdi-courier-nri*.toml"
@@ -39,7 +40,7 @@ def plan(runtime: Runtime, settings: Settings) -> ChangeSet:
     cannot be read, ``NRI106`` it is another backend's to enable.
     """
     if runtime.get("nri") == "on" and runtime.get("nri_connections") is not False:
-        return ChangeSet(_NAME, runtime.key, notes=(f"{runtime.key} serves NRI already",))
+        return ChangeSet(NAME, runtime.key, notes=(f"{runtime.key} serves NRI already",))
     if runtime.get("nri") == "absent" or runtime.kind not in ("containerd", "cri-o"):
         raise _none(runtime)
     if runtime.kind == "cri-o":
@@ -76,7 +77,7 @@ def _containerd(runtime: Runtime, settings: Settings, version: tuple[int, int, i
         overlay = {change.path: change.content for change in changes if change.content is not None}
         _must_enable(files.load(main, _UNREADABLE, overlay=overlay), drop_in, replaces=old)
     return ChangeSet(
-        _NAME,
+        NAME,
         runtime.key,
         changes,
         files.restart_command(runtime, settings),

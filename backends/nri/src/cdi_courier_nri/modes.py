@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import frozen
 
-from . import runtimes
-from .offers import NAME
+from . import NAME, runtimes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

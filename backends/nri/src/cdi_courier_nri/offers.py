@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from cdi_courier.hookspecs import Needs, Offer
 
-from . import runtimes
+from . import NAME, runtimes
 from .edits import PreparedEdits
 
 if TYPE_CHECKING:
     from cdi_courier.host.model import Runtime
     from cdi_courier.injector import Injection
     from cdi_courier.settings import Settings
-
-NAME: Final = "nri"
 
 
 def offer(runtime: Runtime, settings: Settings) -> Offer:

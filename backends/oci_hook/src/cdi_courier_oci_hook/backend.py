@@ -6,9 +6,11 @@ used: the daemon loads every backend at its start, and this one has nothing to r
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from cdi_courier.hookspecs import API_VERSION, Backend, Offer, ServeContext, hookimpl
+
+from . import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
     from cdi_courier.host.model import Runtime
     from cdi_courier.injector import Injection
     from cdi_courier.settings import Settings
-
-NAME: Final = "oci_hook"
 
 
 class OciHookBackend:

@@ -17,8 +17,7 @@ from cdi_courier.host import containerd_files as files
 from cdi_courier.host.answers import merge_tables
 from cdi_courier.host.files import read_file
 
-from . import wrapping
-from .backend import NAME
+from . import NAME, wrapping
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -14,8 +14,7 @@ from cdi_courier.errors import HostError, quoted
 from cdi_courier.hookspecs import Offer
 from cdi_courier.host.low_level import is_sandboxed
 
-from . import hooksd
-from .backend import NAME
+from . import NAME, hooksd
 
 if TYPE_CHECKING:
     from cdi_courier.changes import ChangeSet

@@ -16,8 +16,7 @@ from cdi_courier.host import configured, processes
 from cdi_courier.host.docker import DEFAULT_CONFIG
 from cdi_courier.host.files import Root, read_file
 
-from . import wrapping
-from .backend import NAME
+from . import NAME, wrapping
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

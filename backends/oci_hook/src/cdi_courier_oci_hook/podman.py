@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from cdi_courier.errors import HostError, quoted
 
-from . import hooksd, installation, precreate
-from .backend import NAME
+from . import NAME, hooksd, installation, precreate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -15,7 +15,7 @@ from cdi_courier.hookspecs import Offer
 from cdi_courier.host import processes
 from cdi_courier.host.files import Root
 
-from .backend import NAME
+from . import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -15,7 +15,7 @@ from typing import Final
 import click
 
 from cdi_courier import changes
-from cdi_courier.cli.install import run_command, show
+from cdi_courier.cli.installing import run_command, show
 from cdi_courier.errors import HostError, quoted
 
 NAME: Final = "cdi-courier.service"

@@ -12,7 +12,7 @@ import click
 
 from cdi_courier import changes
 from cdi_courier.cli import held, settings_of
-from cdi_courier.cli.install import modes, run_command, show
+from cdi_courier.cli.installing import modes, run_command, show
 from cdi_courier.errors import CourierError
 
 if TYPE_CHECKING:
