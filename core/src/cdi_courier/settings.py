@@ -109,6 +109,8 @@ def _key(default: Any, doc: str, *checks: _Check) -> Any:
 
 # --- the schema ----------------------------------------------------------------------------------------
 
+# Nobody prints them, and a repr is a third of what it takes to make a class, which every start waits for.
+
 
 @frozen(repr=False)
 class BackendsSettings:
