@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,10 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests"))
 
+from cdi_courier import service, status  # noqa: E402
 from support.courier import Courier  # noqa: E402
 from support.nri_load import LoadError, LoadProcess  # noqa: E402
+from support.waiting import wait_for  # noqa: E402
 
 DEVICE = "bench.com/gpu=all"
 ASKING = {"nvidia.cdi.k8s.io/container.trainer": DEVICE}
@@ -104,6 +108,13 @@ class Host:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
+    def settle(self) -> None:
+        """Wait until the products have done what a start leaves for later: it takes time and memory."""
+        for delivery in self._products:
+            described = functools.partial(_is_described, str(self._folder / delivery))
+            wait_for(described, 30, "the description of the host")
+        time.sleep(2 * service._SETTLED)
+
     def renew(self, name: str, listed: int) -> dict[str, int]:
         """Replace a plugin by a new process and return what `Load.connect` says of its first session."""
         # Ended before it is dropped: the product would come back, and its corpse be accepted.
@@ -136,6 +147,11 @@ class Host:
             f'service.state_dir = "{self._folder}/{delivery}"\n'
         )
         return path
+
+
+def _is_described(state_dir: str) -> bool:
+    """Whether the daemon has described the host."""
+    return bool((status.ask(state_dir) or {}).get("described"))
 
 
 def spec() -> dict[str, Any]:
@@ -238,6 +254,7 @@ def curves(processors: tuple[int, int], calls: int = 5000) -> dict[str, Any]:
     """What a plot shows: percentiles of the time of an answer in µs, by scenario and plugin, and the load."""
     found: dict[str, Any] = {}
     with _host(processors) as host:
+        host.settle()
         for scenario, ours, asking, floor, expected in (
             ("names", "names", ASKING, NAMES, NAMES),
             ("unannotated", "names", {}, NOTHING, NOTHING),
@@ -277,6 +294,7 @@ def measure(effort: Effort, processors: tuple[int, int]) -> tuple[dict[str, list
         pass  # the first start compiles
     for _ in range(effort.repeats):
         with _host(processors) as host:
+            host.settle()
             for scenario in SCENARIOS:
                 try:
                     result = scenario(host, effort)
