@@ -8,48 +8,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attrs import frozen
-
 from cdi_courier.errors import PluginError, quoted
+from cdi_courier.hookspecs import Choice, Offer
 from cdi_courier.host import configured
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from cdi_courier.hookspecs import Offer
     from cdi_courier.host.model import Kind, Runtime
     from cdi_courier.plugins import Plugins
     from cdi_courier.settings import RuntimeSettings, Settings
 
 _NEEDS = ("nothing", "install", "reload", "restart", "impossible")
 _AUTO = "auto"
-
-
-@frozen
-class Choice:
-    """What is chosen for one runtime.
-
-    offers: of every backend that could be asked, the recommended one first.
-    active, recommended: a backend's name, or None; reason and advice: why, one sentence each for a person.
-    problems: backend's name → why it could not be asked, or does not exist.
-    """
-
-    runtime: Runtime
-    offers: tuple[Offer, ...]
-    active: str | None
-    recommended: str | None
-    reason: str
-    advice: str
-    problems: Mapping[str, PluginError]
-
-    def offer(self, backend: str | None) -> Offer | None:
-        """The offer of one backend."""
-        return next((offer for offer in self.offers if offer.backend == backend), None)
-
-    def is_served_by(self, backend: str) -> bool:
-        """Whether this backend delivers: it is active, or what is active only arranges it."""
-        active = self.offer(self.active)
-        return self.active == backend or (active is not None and active.via == backend)
 
 
 def choose_all(plugins: Plugins, runtimes: Sequence[Runtime], settings: Settings) -> tuple[Choice, ...]:

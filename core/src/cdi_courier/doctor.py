@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from cdi_courier.cdi.snapshot import Snapshot
-    from cdi_courier.choice import Choice
+    from cdi_courier.hookspecs import Choice
     from cdi_courier.plugins import Plugins
     from cdi_courier.settings import Settings
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cdi_courier.annotations import Dialect, KeyFamily
     from cdi_courier.cdi.model import ContainerEdits
     from cdi_courier.cdi.snapshot import Snapshot
-    from cdi_courier.choice import Choice
+    from cdi_courier.hookspecs import Choice
     from cdi_courier.injector import Injector
     from cdi_courier.manifests import Container, PodTemplate
     from cdi_courier.plugins import Plugins

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cdi_courier.annotations import Dialect
     from cdi_courier.cdi.model import Spec
     from cdi_courier.changes import ChangeSet
-    from cdi_courier.choice import Choice
+    from cdi_courier.errors import PluginError
     from cdi_courier.generate.root import Root
     from cdi_courier.host.model import Runtime
     from cdi_courier.injector import Injection, Injector
@@ -54,6 +54,33 @@ class Offer:
     reason: str
     via: str = ""
     warning: str = ""
+
+
+@frozen
+class Choice:
+    """What is chosen for one runtime.
+
+    offers: of every backend that could be asked, the recommended one first.
+    active, recommended: a backend's name, or None; reason and advice: why, one sentence each for a person.
+    problems: backend's name → why it could not be asked, or does not exist.
+    """
+
+    runtime: Runtime
+    offers: tuple[Offer, ...]
+    active: str | None
+    recommended: str | None
+    reason: str
+    advice: str
+    problems: Mapping[str, PluginError]
+
+    def offer(self, backend: str | None) -> Offer | None:
+        """The offer of one backend."""
+        return next((offer for offer in self.offers if offer.backend == backend), None)
+
+    def is_served_by(self, backend: str) -> bool:
+        """Whether this backend delivers: it is active, or what is active only arranges it."""
+        active = self.offer(self.active)
+        return self.active == backend or (active is not None and active.via == backend)
 
 
 def _nothing_chosen(_: str, __: str) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cdi_courier.choice import Choice
+    from cdi_courier.hookspecs import Choice
     from cdi_courier.host.model import Host
     from cdi_courier.plugins import Plugins
     from cdi_courier.settings import Settings

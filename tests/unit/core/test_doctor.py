@@ -11,11 +11,10 @@ import pytest
 from cdi_courier import doctor
 from cdi_courier.cdi.registry import Registry
 from cdi_courier.cdi.snapshot import Snapshot
-from cdi_courier.choice import Choice
 from cdi_courier.cli import command as courier
 from cdi_courier.cli import doctor as command
 from cdi_courier.errors import HostError, PluginError
-from cdi_courier.hookspecs import API_VERSION, Offer
+from cdi_courier.hookspecs import API_VERSION, Choice, Offer
 from cdi_courier.host import conflicts
 from cdi_courier.host.model import Fact, Host, Runtime
 from cdi_courier.plugins import Plugins

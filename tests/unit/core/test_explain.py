@@ -13,10 +13,10 @@ import attrs
 import cdi_courier.cli.explain as command
 import pytest
 from cdi_courier import explain, manifests
-from cdi_courier.choice import Choice, choose_all
+from cdi_courier.choice import choose_all
 from cdi_courier.cli import command as main
 from cdi_courier.errors import ManifestError, printable
-from cdi_courier.hookspecs import API_VERSION, Offer
+from cdi_courier.hookspecs import API_VERSION, Choice, Offer
 from cdi_courier.host.model import Fact, Host, Runtime
 from cdi_courier.injector import Injection
 from cdi_courier.plugins import Plugins, discover

@@ -11,10 +11,9 @@ from typing import Any
 import attrs
 import pytest
 from cdi_courier.cdi.registry import Registry
-from cdi_courier.choice import Choice
 from cdi_courier.dialects import cdi_courier_dialects
 from cdi_courier.errors import AnnotationError, CdiError, DeliveryError, PolicyDenied, ProtocolError
-from cdi_courier.hookspecs import ServeContext
+from cdi_courier.hookspecs import Choice, ServeContext
 from cdi_courier.host.model import Fact, Runtime
 from cdi_courier.injector import Injection, Injector
 from cdi_courier.request import ContainerRequest

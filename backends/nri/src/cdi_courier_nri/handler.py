@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from cdi_courier.cdi.model import ContainerEdits
     from cdi_courier.cdi.registry import Registry
     from cdi_courier.cdi.snapshot import Snapshot
-    from cdi_courier.choice import Choice
-    from cdi_courier.hookspecs import ServeContext
+    from cdi_courier.hookspecs import Choice, ServeContext
     from cdi_courier.settings import Settings
 
     from .connection import Answer

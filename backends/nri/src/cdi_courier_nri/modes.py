@@ -12,7 +12,7 @@ from . import NAME, runtimes
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from cdi_courier.choice import Choice
+    from cdi_courier.hookspecs import Choice
     from cdi_courier.settings import Settings
 
     from .session import Configured

@@ -18,7 +18,7 @@ from cdi_courier.plugins import discover
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cdi_courier.choice import Choice
+    from cdi_courier.hookspecs import Choice
     from cdi_courier.plugins import Plugins
     from cdi_courier.settings import Settings
 
