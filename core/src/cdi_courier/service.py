@@ -398,7 +398,9 @@ def _supervise(
 
     def look() -> None:
         if not ending.wait(_ALONE):
-            _prepare_reports()
+            # What goes wrong here goes wrong again, and is told, when somebody asks for a report.
+            with contextlib.suppress(Exception):
+                _prepare_reports()
             watch.run()
 
     # Not waited for: it may be in the midst of asking a runtime that hangs.

@@ -67,7 +67,7 @@ def test_a_backend_that_was_asked_for_must_be_there(settings: Settings) -> None:
 def test_the_host_is_described_when_the_sessions_had_their_moment(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, alone: float
 ) -> None:
-    """Not before, and to end does not wait for it."""
+    """Not before, whatever may be wrong with reports; and to end does not wait for it."""
     described = threading.Event()
     monkeypatch.setattr(service, "_ALONE", alone)
 
@@ -75,7 +75,11 @@ def test_the_host_is_described_when_the_sessions_had_their_moment(
         described.set()
         return Host(())
 
+    def broken() -> None:
+        raise ValueError
+
     monkeypatch.setattr("cdi_courier.host.describe.describe", describe)
+    monkeypatch.setattr(service, "_prepare_reports", broken)
     attend = service._attend
 
     def attended(*arguments: Any) -> None:

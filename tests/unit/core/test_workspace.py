@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,3 +116,21 @@ def test_the_cdi_part_knows_no_annotations() -> None:
     )
 
     assert not found
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(next(p for p in path.parents if p.name == "src")).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def test_no_module_imports_in_a_circle() -> None:
+    """Whoever reads one can read what it stands on before it, and that on what it stands on."""
+    modules = {module_name(path): path for folder in DISTRIBUTIONS for path in (folder / "src").rglob("*.py")}
+    graph = {}
+    for name, path in modules.items():
+        found = {other for other in imports(path) if other in modules and other != name}
+        # Of a package that is only the way to a module, the package itself is not meant.
+        graph[name] = {other for other in found if not any(o.startswith(f"{other}.") for o in found)}
+
+    assert len(graph) > 100
+    assert list(graphlib.TopologicalSorter(graph).static_order())
