@@ -8,10 +8,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from cdi_courier import locks
 from cdi_courier.errors import HostError
+from hypothesis import given
+from hypothesis import strategies as st
 
 HOLDER = """
 import sys
@@ -188,6 +191,14 @@ def test_the_lock_of_a_socket_has_a_readable_name(folder: Path) -> None:
         (lock,) = folder.iterdir()
 
         assert lock.name == "nowhere%2Fa%252Fb%2Fnri.sock"
+
+
+@given(st.binary(min_size=1, max_size=40))
+def test_the_lock_of_a_socket_has_the_name_that_every_release_gives_it(path: bytes) -> None:
+    """The name of a lock is what two releases have in common: the path, percent-encoded."""
+    name = os.fsdecode(b"/nowhere/" + path.replace(b"\0", b"").replace(b"/", b"-"))
+
+    assert locks._name_of(name) == quote(os.fsencode(os.path.realpath(name))[1:], safe="")
 
 
 def test_the_longest_paths_have_locks_too(folder: Path) -> None:
