@@ -26,11 +26,11 @@ OLD = b"version = 2\n"
 NEW = b"version = 2\nimports = []\n"
 
 
-@attrs.define(slots=False)
+@attrs.define
 class FakeBackend:
     """A backend that plans what it is given, for every runtime.
 
-    ready: whether it can serve by now. possible: whether it ever could.
+    ready: whether it can serve by now. possible: whether it ever could; unfit: runtimes that it never could.
     """
 
     plans: Callable[[Runtime], ChangeSet]
@@ -38,9 +38,10 @@ class FakeBackend:
     name: str = "fake"
     api_version: int = API_VERSION
     possible: bool = True
+    unfit: tuple[str, ...] = ()
 
     def offer(self, runtime: Runtime, _: Any) -> Offer:
-        needs: Needs = "restart" if self.possible else "impossible"
+        needs: Needs = "restart" if self.possible and runtime.key not in self.unfit else "impossible"
         return Offer(self.name, "full", "nothing" if self.ready(runtime) else needs, "it is not restarted")
 
     def plan(self, runtime: Runtime, _: Any) -> ChangeSet:
@@ -338,11 +339,8 @@ def test_a_runtime_that_a_backend_is_not_for_is_left_alone_beside_another(
             raise HostError("NRI101", "it has none", "use another")
         return bench.plan(runtime)
 
-    def offer(runtime: Runtime, _: Any) -> Offer:
-        return Offer("fake", "full", "impossible" if runtime.key == "one" else "restart", "so")
-
     bench.plans = plans
-    bench.backend.offer = offer  # type: ignore[method-assign]
+    bench.backend.unfit = ("one",)
     fine = bool(others) and not asked
     output = bench.invoke("install", "--backend", "fake", *asked, code=0 if fine else 1).output
 

@@ -114,12 +114,11 @@ def install(
                 served = True
         except CourierError as error:
             # One runtime's trouble is not the others'.
-            chosen = backend if key is None and job is None else None
-            if chosen is not None and _is_unfit(plugins, runtime, settings, chosen):
+            if backend and not key and not job and _is_unfit(plugins, runtime, settings, backend):
                 unfit[runtime.key] = error
-                continue
-            click.echo(f"{runtime.key}: {error}", err=True)
-            failed = True
+            else:
+                click.echo(f"{runtime.key}: {error}", err=True)
+                failed = True
     for name, reason in unfit.items():
         # Podman beside CRI-O is no failure to set CRI-O up, unless it is all that is here.
         click.echo(f"{name}: {'left alone: ' if served else ''}{reason}", err=True)
@@ -177,13 +176,8 @@ def _plan(
 
 def _is_unfit(plugins: Plugins, runtime: Runtime, settings: Settings, name: str) -> bool:
     """Whether the backend says of itself that it cannot serve the runtime, whatever is installed."""
-    try:
-        offer = _asked(
-            _backend(plugins, name), "make an offer", plugins.backends[name].offer, runtime, settings
-        )
-    except CourierError:
-        return False
-    return offer.needs == "impossible"
+    offer = choice.gather(plugins, runtime, settings)[0].get(name)
+    return offer is not None and offer.needs == "impossible"
 
 
 def _asked(backend: Backend, what: str, call: Callable[..., T], *arguments: Any, **named: Any) -> T:
