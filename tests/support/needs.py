@@ -14,6 +14,12 @@ PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _APT = 300.0
 
 
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0 and not os.environ.get("CI"), reason="only root can be, or give to, somebody else"
+)
+"""Of a test that does what only root can; in CI it runs, and fails, whoever runs it."""
+
+
 def need(reason: str) -> None:
     """Skip the test for this reason, if there is one; in CI fail it."""
     if reason and os.environ.get("CI"):

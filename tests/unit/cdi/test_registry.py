@@ -20,11 +20,8 @@ from cdi_courier.cdi.trust import acceptable_owners
 from cdi_courier.cdi.validate import load_spec
 from cdi_courier.errors import CdiError
 from cdi_courier.signature import file_identity
+from support.needs import needs_root
 from support.waiting import wait_for
-
-needs_root = pytest.mark.skipif(
-    os.geteuid() != 0 and "CI" not in os.environ, reason="gives files to another user, which needs root"
-)
 
 
 def spec(kind: str = "v.com/c", *names: str, env: str = "A=1", own: str = "") -> str:

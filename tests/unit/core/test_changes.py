@@ -16,6 +16,7 @@ import pytest
 from cdi_courier import changes
 from cdi_courier.changes import ChangeSet, FileChange
 from cdi_courier.errors import CourierError
+from support.needs import needs_root
 
 MAIN = b'# ours\r\nversion = 2\r\nimports = ["a"]\r\n'
 EDITED = b'# ours\r\nversion = 2\r\nimports = ["a", "x"]\r\n'
@@ -309,7 +310,7 @@ def test_extended_attributes_are_kept(host: Host):
     assert os.getxattr(host.main, "user.label") == b"theirs"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="giving files away needs root")
+@needs_root
 def test_the_owner_is_kept(host: Host):
     """Somebody's file stays theirs; a removed one is made again as theirs, with its special bits."""
     os.chown(host.main, 1234, 2345)

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 from cdi_courier.host import gate_users
+from support.needs import needs_root
 
 CRI = "io.kubernetes.cri."
 NOBODY = 65534
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
 
 
 class Host:

@@ -19,6 +19,7 @@ from cdi_courier.host.sockets import Override
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import fake_crio
+from support.needs import needs_root
 
 CONTAINERD = "run/containerd/containerd.sock"
 CRIO = "run/crio/crio.sock"
@@ -169,7 +170,7 @@ def test_a_datagram_socket_is_no_runtime_s(look, root: Path) -> None:
     assert runtime.problems[0].startswith("HST104: /run/docker.sock cannot be connected to: Protocol wrong")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@needs_root
 def test_who_may_not_connect_is_told_so(root: Path) -> None:
     """Without permission the runtime is named, and that root is needed."""
     script = (

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from cdi_courier import compiling, signature, table
+from support.needs import needs_root
 
 
 def compiled(files: Any) -> None:
@@ -144,7 +145,7 @@ def test_a_table_that_somebody_else_could_have_made_is_none(
     assert not trusted(files)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file away, which takes root")
+@needs_root
 def test_a_table_of_another_user_is_none(files: Any) -> None:
     """Neither root's nor ours: not believed."""
     compiled(files)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.needs import needs_root
 
 ROOT = Path(__file__).parents[3]
 PACKAGING = ROOT / "packaging"
@@ -179,7 +180,7 @@ def test_a_shim_somewhere_else_keeps_its_wrapper(host: Host, file: str) -> None:
     assert not host.state.exists()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+@needs_root
 def test_another_user_cannot_keep_a_wrapper(host: Host) -> None:
     """Unless root's, neither a folder that looks like a shim's nor an argument that names it counts."""
     bundle = host.root / "srv/io.containerd.runtime.v2.task/default/abc"
