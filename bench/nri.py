@@ -21,10 +21,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from cdi_courier import service, status
+
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests"))
 
-from cdi_courier import service, status  # noqa: E402
 from support.courier import Courier  # noqa: E402
 from support.nri_load import LoadError, LoadProcess  # noqa: E402
 from support.waiting import wait_for  # noqa: E402

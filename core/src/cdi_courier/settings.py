@@ -342,7 +342,7 @@ def default_files(base: str | None = None) -> list[str]:
     return files + [os.path.join(more, name) for name in names]
 
 
-def load(files: "Iterable[str | os.PathLike[str]] | None" = None) -> Settings:
+def load(files: Iterable[str | os.PathLike[str]] | None = None) -> Settings:
     """The settings of `files` (None: `default_files`), merged in order over the defaults.
 
     Scalars and arrays of a later file replace those of an earlier one; ``policy.rules`` of a later file are
